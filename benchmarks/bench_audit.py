@@ -1,6 +1,6 @@
 """Compare the audit with an earlier one: `python benchmarks/bench_audit.py`.
 
-The earlier commit is checked out in a temporary worktree, and both run with the packages of this environment, in turn.
+The earlier commit is unpacked into a temporary folder, and both run with the packages of this environment, in turn.
 Seconds are those of CPU in user mode, which other programs on the machine disturb less than those of a clock. Those of
 one loss and of the catalogue begin when torch is loaded; those of TRL are the whole command's.
 """
@@ -58,12 +58,9 @@ def environment(tree: Path) -> dict[str, str]:
 def earlier() -> Iterator[Path]:
     """A folder with the earlier commit."""
     with tempfile.TemporaryDirectory() as folder:
-        git = ["git", "-C", str(HERE), "worktree"]
-        subprocess.run([*git, "add", "--detach", folder, BEFORE], capture_output=True, check=True)
-        try:
-            yield Path(folder)
-        finally:
-            subprocess.run([*git, "remove", "--force", folder], check=True)
+        files = subprocess.run(["git", "archive", BEFORE], cwd=HERE.parent, capture_output=True, check=True).stdout
+        subprocess.run(["tar", "-x", "-C", folder], input=files, check=True)
+        yield Path(folder)
 
 
 BENCHMARKS: dict[str, tuple[Callable[[Path], float], int]] = {

@@ -1,6 +1,7 @@
 """Timing on a GPU. Candidates run in turn, so that clock rate and power limit affect all of them.
 
-Without a GPU the same code runs: times are those of the CPU, and memory is that of the process, where Linux tells it.
+Without a GPU the same code runs: times are the processor's for this process, so that other programs on the machine
+count little, and memory is that of the process, where Linux tells it.
 """
 
 import importlib.metadata
@@ -37,14 +38,14 @@ class Measured:
 
 
 def in_turn(candidates: dict[str, Step], rounds: int) -> dict[str, Measured]:
-    """Run every candidate `rounds` times, after two rounds that do not count, in a new random order each round.
+    """Run every candidate `rounds` times, in a new random order each round, after two that do not count (one on a CPU).
 
     The previous candidate affects the temperature, and so the speed, of the GPU: a fixed order would favour a candidate
     that follows a light one. A candidate that raises an error has it as its only result, and it is printed.
     """
     found = {name: Measured() for name in candidates}
-    shuffle = random.Random(0)
-    for turn in range(rounds + 2):
+    shuffle, warming = random.Random(0), 2 if torch.cuda.is_available() else 1
+    for turn in range(rounds + warming):
         running = [name for name in found if not found[name].failure]
         for name in shuffle.sample(running, len(running)):
             try:
@@ -53,7 +54,7 @@ def in_turn(candidates: dict[str, Step], rounds: int) -> dict[str, Measured]:
                 found[name] = Measured(failure=_in_a_line(error))
                 print(f"  {name} does not run here: {found[name].failure}")
                 continue
-            if turn >= 2:
+            if turn >= warming:
                 found[name].milliseconds.append(milliseconds)
                 found[name].extra_bytes = max(found[name].extra_bytes, extra)
     return found
@@ -68,9 +69,9 @@ def _in_a_line(error: Exception) -> str:
 def _once(step: Step) -> tuple[float, int]:
     if not torch.cuda.is_available():
         before = _resident("VmRSS")
-        begin = time.perf_counter()
+        begin = time.process_time()
         step()
-        return 1000 * (time.perf_counter() - begin), _resident("VmHWM") - before
+        return 1000 * (time.process_time() - begin), _resident("VmHWM") - before
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()

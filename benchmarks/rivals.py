@@ -86,19 +86,20 @@ def exact(h: Tensor, w: Tensor, h_ref: Tensor, w_ref: Tensor, upstream: Tensor) 
 def divergences(
     name: str, h: Tensor, w: Tensor, h_ref: Tensor, w_ref: Tensor, y: Tensor, up: Tensor
 ) -> dict[str, Step]:
-    """The exact Jensen-Shannon divergence (half and half), or half of chi-square, which only torch has."""
+    """The reverse KL, the Jensen-Shannon divergence (half and half), or half of chi-square, which only torch has."""
+    beta = 1.0 if name == "reverse" else 0.5
 
     def trl() -> None:
         function = import_module("trl.kernels.chunked_divergence").ChunkedDivergenceFunction
-        (function.apply(h, w, None, h_ref, w_ref, None, 0.5)[0] * up).sum().backward()
+        (function.apply(h, w, None, h_ref, w_ref, None, beta)[0] * up).sum().backward()
 
     def liger() -> None:
         function = import_module("liger_kernel.transformers.functional").liger_fused_linear_jsd
-        function(h, w, h_ref, w_ref, jsd_beta=0.5).backward()
+        function(h, w, h_ref, w_ref, jsd_beta=beta).backward()
 
     def liger_chunked() -> None:
         # Not compiled: a compiler would be measured on a CPU that lacks one.
-        loss = import_module("liger_kernel.chunked_loss").LigerFusedLinearJSDLoss(0.0, 1.0, compiled=False)
+        loss = import_module("liger_kernel.chunked_loss").LigerFusedLinearJSDLoss(0.0, 1.0, beta=beta, compiled=False)
         loss(h, w, h_ref, w_ref, y).backward()
 
     def eager() -> None:
@@ -106,7 +107,9 @@ def divergences(
         with torch.no_grad():
             log_q = torch.log_softmax((h_ref @ w_ref.T).float(), -1)
         p, q = log_p.exp(), log_q.exp()
-        if name == "chi-square":
+        if name == "reverse":
+            found = (p * (log_p - log_q)).sum(-1)
+        elif name == "chi-square":
             found = ((p - q) * (log_p - log_q).expm1()).sum(-1) / 2
         else:
             log_m = torch.logaddexp(log_p, log_q) - math.log(2)
@@ -114,7 +117,7 @@ def divergences(
         (found * up).sum().backward()
 
     steps: dict[str, Step] = {"torch, full logits": eager}
-    if name == "jensen-shannon":
+    if name != "chi-square":
         steps |= {"TRL ChunkedDivergence": trl, CHUNKED: liger_chunked}
         if h.is_cuda:  # Triton
             steps["Liger fused linear JSD (mean alone)"] = liger

@@ -1,16 +1,17 @@
 """The generated parts of docs/experiments: tables of the experiments on language models, from their studies."""
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from functools import cache
 
 from klgrad.papers import Settings
 from klgrad.papers.asyncopd.stale_distillation import COMPARED
 from klgrad.papers.comedy.asynchronous import ARMS
 from klgrad.papers.comedy.on_policy import NOT_A_KL
+from klgrad.papers.own.baselines import SHOWN as SAMPLINGS
 from klgrad.papers.own.discount import BATCH, BIAS, COSINE, ONE_RATE, STUDENTS, VARIANCE, squared_error
 from klgrad.papers.own.reuse import PER_COMPLETION
 from klgrad.papers.runs import COLUMNS as DISTILLED, ENOUGH_SEEDS, OWN, RIGHT, TEACHERS, counts
-from klgrad.papers.study import Check, Numbers, load_study
+from klgrad.papers.study import Check, Numbers, load_study, studies, survivors
 from klgrad.papers.tang_munos.fig8_language_model import COLUMNS as FIG8_COLUMNS, LAST as FIG8_LAST
 from klgrad.papers.tang_munos.long_runs import LAST as LONG_LAST, WORDS as LONG_ARMS
 
@@ -217,6 +218,21 @@ def curve(study: str, runs: int) -> str:
     return "\n".join([*lines, "", words, ""])
 
 
+def baselines() -> str:
+    """What the untrained model answers, by questions and temperature."""
+    lines = [
+        "| questions | number | sampling | right answers | KL per completion from temperature 1 | tokens |",
+        "|---|---|---|---|---|---|",
+    ]
+    numbers = _numbers("baselines")
+    for name, found in numbers["end"].items():
+        questions, _, temperature = name.rpartition(" ")
+        cells = " | ".join(_with_error(found[column]) for column in ("correct", "kl_per_sequence", "length"))
+        sampling = SAMPLINGS[temperature]
+        lines.append(f"| {questions} | {numbers['questions'][questions]} | {sampling} | {cells} |")
+    return "\n".join([*lines, ""])
+
+
 def frontier() -> str:
     """The KL at which each arm reaches a share of right answers."""
     numbers = _numbers("tang-munos/fig7")
@@ -414,17 +430,44 @@ def _by_rate(setting: str) -> tuple[str, float]:
     return schedule, float(rate)
 
 
+@cache
+def judged(name: str) -> list[Check]:
+    """The sentences of a study."""
+    return load_study(name).check(_numbers(name))
+
+
+@cache
+def _of_all_experiments() -> tuple[list[Check], list[Check]]:
+    """The sentences of all experiments, and those that survive the correction for their number."""
+    found = [check for name, study in studies().items() if study.experiment for check in judged(name)]
+    return found, survivors(found)
+
+
+def surviving() -> str:
+    """How many sentences survive the correction for the number of all."""
+    found, kept = _of_all_experiments()
+    known = [check for check in found if check.chance is not None]
+    decided = sum(check.decided for check in known)
+    return f"Of {len(known)} sentences with an error, {decided} are decided, and {len(kept)} of these survive.\n"
+
+
 def checks_of(name: str) -> str:
     """The sentences of a study's claim with their measured differences, and how many wait for runs."""
-    return checks_table(load_study(name).check(_numbers(name)))
+    return checks_table(judged(name), _of_all_experiments()[1])
 
 
-def checks_table(checks: list[Check]) -> str:
-    """A row for each sentence, and a line for those without runs or measurements."""
+def checks_table(checks: list[Check], kept: Container[Check] = ()) -> str:
+    """A row for each sentence, and a line for those without runs or measurements.
+
+    Args:
+        checks: the sentences.
+        kept: those that survive the correction for the number of sentences.
+    """
     shown = [check for check in checks if not check.waits]
-    lines = ["| claim | measured | verdict |", "|---|---|---|"] if shown else []
+    lines = ["| claim | measured | verdict | survives |", "|---|---|---|---|"] if shown else []
     for check in shown:
-        lines.append(f"| {check.sentence} | {check.measured} | {check.verdict} |")
+        survives = "" if check.chance is None or not check.decided else "yes" if check in kept else "no"
+        lines.append(f"| {check.sentence} | {check.measured} | {check.verdict} | {survives} |")
     if count := len(checks) - len(shown):
         words = "sentence waits" if count == 1 else "sentences wait"
         lines += ["", f"{count} more {words} for runs."] if shown else [f"{count} {words} for runs."]

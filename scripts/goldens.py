@@ -25,7 +25,21 @@ ZERO = 1e-9
 LONG = 8
 """Longer lists and dictionaries of numbers are summed up."""
 ENVIRONMENT = {"COLUMNS": "120", "NO_COLOR": "1", "TERM": "dumb", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
-COMMANDS = ("audit", "advise", "convert", "frameworks", "logs", "diagnose", "report", "reproduce", "train", "distill", "compare", "doctor", "mcp")
+COMMANDS = (
+    "audit",
+    "advise",
+    "convert",
+    "frameworks",
+    "logs",
+    "diagnose",
+    "report",
+    "reproduce",
+    "train",
+    "distill",
+    "compare",
+    "doctor",
+    "mcp",
+)
 STUDIES = ("rethinking/fig1", "rethinking/theorem-5.1", "rethinking/k3-bias", "tang-munos/lambda", "schulman/table")
 RUN_FILES = ROOT / "tests" / "frameworks" / "run_files"
 

@@ -107,7 +107,7 @@ SHOWN_POLICY_LOSSES = (
 def framework_policy_losses() -> str:
     """A selection of the recorded policy losses of the frameworks."""
     rows = {row[0]: row for name in FRAMEWORKS if (known := recorded(name)) for row in known.policy_losses}
-    return policies.markdown_table([rows[name] for name in SHOWN_POLICY_LOSSES])
+    return markdown_table([rows[name] for name in SHOWN_POLICY_LOSSES], policies.COLUMNS)
 
 
 def example() -> str:
@@ -341,7 +341,11 @@ PARTS: dict[Path, dict[str, Callable[[], str]]] = {
         "framework policy losses": framework_policy_losses,
     },
     DOCS / "symptoms.md": {"symptoms": symptoms.symptoms, "threads": symptoms.threads},
-    DOCS / "experiments.md": {"verdict counts": results.counts_by_experiment},
+    DOCS / "experiments.md": {"verdict counts": results.counts_by_experiment, "survivors": experiments.surviving},
+    EXPERIMENTS / "baselines.md": {
+        "baselines": experiments.baselines,
+        "baselines claims": lambda: experiments.checks_of("baselines"),
+    },
     DOCS / "papers.md": {"verdict counts": results.counts_by_paper},
     EXPERIMENTS / "distillation-far.md": {
         "fig8": experiments.fig8,
@@ -352,6 +356,7 @@ PARTS: dict[Path, dict[str, Callable[[], str]]] = {
         "kl in reward": experiments.kl_in_reward,
         "comparisons": experiments.comparisons,
         "curve": experiments.division_curve,
+        "division claims": lambda: experiments.checks_of("frpo/kl-in-reward"),
     },
     EXPERIMENTS / "places.md": {
         "on-policy": experiments.on_policy,

@@ -1,12 +1,14 @@
-"""Write docs/results.md and its figures from the numbers of `klgrad reproduce --out DIR`: `results.py DIR`."""
+"""Write docs/results.md, its pages and figures from the numbers of `klgrad reproduce --out DIR`: `results.py DIR`."""
 
 import json
 import re
 import shutil
 import sys
-from collections import Counter
-from collections.abc import Iterable
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+
+import experiments
 
 from klgrad.drawing import KINDS
 from klgrad.papers.study import VERDICTS, Check, Outcome, studies
@@ -16,18 +18,35 @@ IMAGES = DOCS / "images" / "reproduce"
 MARKS = dict(zip(VERDICTS, "✓✗?", strict=True))
 LONGEST_VERDICT = 300
 """Characters of a verdict in the table."""
+PAGES = {
+    "tang-munos/fig7": "experiments/reward-at-equal-kl.md",
+    "tang-munos/fig8": "experiments/distillation-far.md",
+    "tang-munos/long-runs": "experiments/long-runs.md",
+    "rethinking/language-model": "experiments/grpo-losses.md",
+    "comedy/on-policy": "experiments/places.md",
+    "comedy/asynchronous": "experiments/stale-completions.md",
+    "frpo/kl-in-reward": "experiments/division.md",
+    "asyncopd/stale-distillation": "experiments/stale-distillation.md",
+    "klgrad/discount": "experiments/discount.md",
+    "klgrad/reuse": "experiments/reuse.md",
+    "baselines": "experiments/baselines.md",
+    "klgrad/k1-on-stale-samples": "experiments/k1-on-stale-samples.md",
+    "klgrad/division": "experiments/groups-without-spread.md",
+    "klgrad/degenerate-distillation": "experiments/degenerate-distillation.md",
+}
+"""Where the sentences of a study are, if it has a page that is written by hand."""
 
 HEAD = """# Reproduced results
 
-`make results` (`klgrad reproduce`, seed {seed}) writes this page: every number in a verdict or a check was measured in
-that run. Sentences marked *(ours)* are not from the paper, and the verdict on its claim does not depend on them.
-Statistical sentences are checked by their z-score over repeats (more than 4 standard errors), the others by the limit
-or tolerance shown. `klgrad reproduce NAME` recomputes one result. Results about language models ({experiments}) are
-judged from recorded training runs, by more than 2 standard errors with three seeds or more:
-[experiments](experiments.md). Their model is SmolLM2-135M-Instruct from a file with 4-bit weights (Q4_1), de-quantised.
+`make results` (`klgrad reproduce`, seed {seed}) writes this table and the pages of the tabular results, which have
+every sentence with its measured value. `klgrad reproduce NAME` recomputes one result. Statistical sentences are
+checked by their z-score over repeats (more than 4 standard errors), the others by the limit or tolerance shown. Results
+about language models are judged from recorded training runs, seed by seed, by more than 2 standard errors with three
+seeds or more: [experiments](experiments.md).
 
 A sentence *holds* (✓), is *contradicted* (✗) if its opposite is shown, or is *undecided* (?): its error is too large,
-it has too few seeds, its runs are too short for it, or it depends on a setting that the paper does not give.
+it has too few seeds, its runs are too short for it, or it depends on a setting that the paper does not give. Sentences
+marked *(ours)* are not from the paper, and the verdict on its claim does not depend on them.
 {counts}
 The papers' own [misprints](papers.md#misprints).
 
@@ -35,21 +54,28 @@ The papers' own [misprints](papers.md#misprints).
 
 
 def main(run: Path) -> None:
-    """Write the page: a table, then a section for each result."""
+    """Write the table, and for each group of results without a page of their own a page."""
     saved = {name: json.loads((run / f"{name}.json").read_text(encoding="utf-8")) for name in studies()}
     page = [
-        HEAD.format(
-            seed=next(iter(saved.values()))["settings"]["seed"],
-            experiments=", ".join(name for name, study in studies().items() if study.experiment),
-            counts=_in_all(saved.values()),
-        ),
+        HEAD.format(seed=next(iter(saved.values()))["settings"]["seed"], counts=_in_all(saved.values())),
         "| result | claim | verdict |\n|---|---|---|\n",
     ]
+    pages: dict[str, list[str]] = defaultdict(list)
     for name, data in saved.items():
-        page.append(f"| [{name}](#{_anchor(name)}) | {data['claim']} | {_short(data)} |\n")
-    for name, data in saved.items():
-        page.append(_section(name, data, run))
+        page.append(f"| [{name}]({place_of(name)}) | {data['claim']} | {_short(data)} |\n")
+        _copy_pictures(name, run)
+        if name not in PAGES:
+            pages[name.split("/")[0]].append(_section(name, data))
     (DOCS / "results.md").write_text(_with_literal_stars("".join(page)), encoding="utf-8")
+    for group, sections in pages.items():
+        source = saved[next(name for name in saved if name.startswith(group))]["source"]
+        text = f"# Results: {group}\n\n*{source}*\n{''.join(sections)}"
+        (DOCS / "results" / f"{group}.md").write_text(_with_literal_stars(text), encoding="utf-8")
+
+
+def place_of(name: str) -> str:
+    """The page of a result, from docs/, with its anchor if it is one of several there."""
+    return PAGES.get(name) or f"results/{name.split('/')[0]}.md#{_anchor(name)}"
 
 
 def _with_literal_stars(text: str) -> str:
@@ -57,25 +83,28 @@ def _with_literal_stars(text: str) -> str:
     return re.sub(r"(?<=[πv])\*", r"\\*", text)
 
 
-def _section(name: str, data: dict, run: Path) -> str:
-    picture = name.replace("/", "-")
+def _copy_pictures(name: str, run: Path) -> None:
     IMAGES.mkdir(parents=True, exist_ok=True)
     for kind in KINDS:
-        shutil.copyfile(run / f"{name}.{kind}", IMAGES / f"{picture}.{kind}")
+        shutil.copyfile(run / f"{name}.{kind}", IMAGES / f"{name.replace('/', '-')}.{kind}")
+
+
+def _section(name: str, data: dict) -> str:
+    picture = name.replace("/", "-")
     doc = (studies()[name].module.__doc__ or "").strip().split("\n\n", 1)[1]
     checks = "".join(f"- {MARKS[check.verdict]} {check.sentence}: {check.measured}\n" for check in _checks(data))
     return (
-        f"\n## {name}\n\n{data['claim']}\n\n*{data['source']}*\n\n"
-        f"[![{name}](images/reproduce/{picture}.png)](images/reproduce/{picture}.svg)\n\n"
+        f"\n## {name}\n\n{data['claim']}\n\n"
+        f"[![{name}](../images/reproduce/{picture}.png)](../images/reproduce/{picture}.svg)\n\n"
         f"{checks}\n{' '.join(doc.split())}\n"
     )
 
 
 def _short(data: dict) -> str:
-    """The verdict; in place of a long list of sentences, which would squeeze the other columns, their number."""
-    if len(data["verdict"]) <= LONGEST_VERDICT:
+    """The verdict; in place of a long list of sentences, and of one that has a page, their number."""
+    if data["result"] not in PAGES and len(data["verdict"]) <= LONGEST_VERDICT:
         return data["verdict"]
-    return f"{Outcome(data['result'], _checks(data), seconds=None).counts} sentences, below"
+    return f"{Outcome(data['result'], _checks(data), seconds=None).counts} sentences"
 
 
 def _checks(data: dict) -> list[Check]:
@@ -90,28 +119,45 @@ def _in_all(saved: Iterable[dict]) -> str:
 
 
 def counts_by_paper() -> str:
-    """How many sentences of each source hold, are contradicted and are undecided, as docs/results.md says."""
+    """How many sentences of each source hold, are contradicted and are undecided."""
     return _counted("source", {name: re.split("[,;]", study.source)[0] for name, study in studies().items()})
 
 
 def counts_by_experiment() -> str:
     """The same for each study of recorded training runs."""
-    link = lambda name: f"[{name}](results.md#{_anchor(name)})"
+    link = lambda name: f"[{name}]({PAGES[name]})"
     return _counted("study", {name: link(name) for name, study in studies().items() if study.experiment})
 
 
-def _counted(head: str, names: dict[str, str]) -> str:
-    page = (DOCS / "results.md").read_text(encoding="utf-8")
-    theirs, ours = Counter(), Counter()
+def _counted(head: str, names: Mapping[str, str]) -> str:
+    found: Counter[tuple[str, str, bool]] = Counter()
     for name, shown in names.items():
-        section = page.split(f"\n## {name}\n")[1].split("\n## ")[0]
-        for mark, text in re.findall(r"^- ([✓✗?]) (.*)$", section, re.MULTILINE):
-            (ours if text.startswith("(ours)") else theirs)[shown, mark] += 1
+        found.update((shown, verdict, whose) for verdict, whose in _verdicts(name))
     lines = [f"| {head} | {' | '.join(VERDICTS)} | *(ours)*: {' | '.join(VERDICTS)} |", "|---|---|---|---|---|---|---|"]
     for shown in dict.fromkeys(names.values()):
-        cells = [str(found[shown, mark]) for found in (theirs, ours) for mark in MARKS.values()]
+        cells = [str(found[shown, verdict, whose]) for whose in (False, True) for verdict in VERDICTS]
         lines.append(f"| {shown} | {' | '.join(cells)} |")
     return "\n".join([*lines, ""])
+
+
+def _verdicts(name: str) -> list[tuple[str, bool]]:
+    """The verdict of each sentence and whether it is ours: of recorded runs as judged now, of others from a page."""
+    if studies()[name].experiment:
+        return [(check.verdict, check.ours) for check in experiments.judged(name)]
+    if name in PAGES:
+        return _counts_in_table(name)
+    page = (DOCS / place_of(name).partition("#")[0]).read_text(encoding="utf-8")
+    section = page.split(f"\n## {name}\n")[1].split("\n## ")[0]
+    words = {mark: verdict for verdict, mark in MARKS.items()}
+    found = re.findall(r"^- ([✓✗?]) (.*)$", section, re.MULTILINE)
+    return [(words[mark], text.startswith("(ours)")) for mark, text in found]
+
+
+def _counts_in_table(name: str) -> list[tuple[str, bool]]:
+    """The verdicts of a study with a page that is written by hand, from the table."""
+    table = (DOCS / "results.md").read_text(encoding="utf-8")
+    (verdict,) = re.findall(rf"^\| \[{name}\].* \| (.*) \|$", table, re.MULTILINE)
+    return [(word, False) for word in VERDICTS for n in re.findall(rf"{word} (\d+)", verdict) for _ in range(int(n))]
 
 
 def _anchor(name: str) -> str:

@@ -28,5 +28,6 @@ def threads() -> str:
         linked = ", ".join(f"[{name}]({link(name)})" for name in topic.names)
         named = ", ".join(SYMPTOMS[name].title for name in topic.symptoms.split())
         lines.append(f"| {linked} | {topic.asks} | {topic.answer} | {named} |")
-    unanswered = sum(topic.answer.startswith("Not answered") for topic in topics())
-    return "\n".join([*lines, "", f"{len(topics())} questions; {unanswered} are not answered, and say so.", ""])
+    unanswered, partly = (sum(x.answer.startswith(y) for x in topics()) for y in ("Not answered", "In part"))
+    counts = f"{len(topics())} questions; {partly} are answered in part and {unanswered} not at all, and say so."
+    return "\n".join([*lines, "", counts, ""])

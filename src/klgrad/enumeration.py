@@ -172,8 +172,7 @@ class Problem:
 
     def prefix_forward_kl(self) -> Tensor:
         """(P,) KL(ref‖π) of the next token at each prefix."""
-        p, q = torch.log_softmax(self.logits, -1), torch.log_softmax(self.ref_logits, -1)
-        return (q.exp() * (q - p)).sum(-1)
+        return _reversed(self).prefix_kl()
 
     def at_tokens(self, per_prefix: Tensor) -> Tensor:
         """(P,) to (N, T): for each token, the value at the prefix before it; 0 where masked."""
@@ -182,9 +181,8 @@ class Problem:
     @cached_property
     def scores(self) -> Tensor:
         """(N, T, P·V) ∇_θ log π of each token; 0 where masked."""
-        return self._at_own_prefix(
-            torch.nn.functional.one_hot(self.space.tokens, self.space.vocab) - self._probs()[self.space.prefix]
-        )
+        token = torch.nn.functional.one_hot(self.space.tokens, self.space.vocab)
+        return self._at_own_prefix(token - torch.softmax(self.logits, -1)[self.space.prefix])
 
     @cached_property
     def kl_gradients(self) -> Tensor:
@@ -195,10 +193,8 @@ class Problem:
     @cached_property
     def forward_kl_gradients(self) -> Tensor:
         """(N, T, P·V) ∇_θ KL(ref‖π) at the prefix before each token."""
-        return self._at_own_prefix((self._probs() - torch.softmax(self.ref_logits, -1))[self.space.prefix])
-
-    def _probs(self) -> Tensor:
-        return torch.softmax(self.logits, -1)
+        probability = torch.softmax(self.logits, -1)
+        return self._at_own_prefix((probability - torch.softmax(self.ref_logits, -1))[self.space.prefix])
 
     def _at_own_prefix(self, per_token: Tensor) -> Tensor:
         """Put (N, T, V) into the block of θ that belongs to the prefix of each token."""
@@ -370,53 +366,25 @@ def population(problem: Problem, size: int, parts: int) -> Tensor:
 # The gradient of every target, from its definition: autograd through a sum over all completions.
 
 
-def _reverse_kl_sequence(p: Problem) -> Tensor:
+def _of_completions(p: Problem) -> Tensor:
     """KL(π‖ref) of completions."""
     logp = p.logp.sum(-1)
     return (logp.exp() * (logp - p.ref_logp.sum(-1))).sum()
 
 
-def _reverse_kl_token(p: Problem) -> Tensor:
-    """Σ KL_t(π‖ref) over the prefixes that π visits, the visits held fixed."""
-    return (p.prefix_probability(p.logits).detach() * p.prefix_kl()).sum()
+def _at_own_prefixes(kl: Callable[[Problem], Tensor]) -> Callable[[Problem], Tensor]:
+    """Σ of a KL of the next token over the prefixes that π visits, the visits held fixed."""
+    return lambda p: (p.prefix_probability(p.logits).detach() * kl(p)).sum()
 
 
-def _reverse_kl_token_sampler(p: Problem) -> Tensor:
-    """Σ KL_t(π‖ref) over the prefixes that the sampler visits."""
-    return (p.prefix_probability(p.behavior_logits) * p.prefix_kl()).sum()
+def _at_sampled_prefixes(kl: Callable[[Problem], Tensor]) -> Callable[[Problem], Tensor]:
+    """Σ of a KL of the next token over the prefixes that the sampler visits."""
+    return lambda p: (p.prefix_probability(p.behavior_logits) * kl(p)).sum()
 
 
-def _forward_kl_token(p: Problem) -> Tensor:
-    """Σ KL_t(ref‖π) over the prefixes that π visits, the visits held fixed."""
-    return (p.prefix_probability(p.logits).detach() * p.prefix_forward_kl()).sum()
-
-
-def _forward_kl_token_sampler(p: Problem) -> Tensor:
-    """Σ KL_t(ref‖π) over the prefixes that the sampler visits."""
-    return (p.prefix_probability(p.behavior_logits) * p.prefix_forward_kl()).sum()
-
-
-def _forward_kl_sequence(p: Problem) -> Tensor:
-    """KL(ref‖π) of completions."""
-    ref_logp = p.ref_logp.sum(-1)
-    return (ref_logp.exp() * (ref_logp - p.logp.sum(-1))).sum()
-
-
-def _k3_token(p: Problem) -> Tensor:
-    """E_μ[Σ_t (exp(-l_t) - 1 + l_t)], the sampler held fixed."""
-    log_ratio = p.logp - p.ref_logp
-    return (p.probability.detach() * (torch.expm1(-log_ratio) + log_ratio).sum(-1)).sum()
-
-
-def _squared_token(p: Problem) -> Tensor:
-    """E_μ[Σ_t l_t² / 2], the sampler held fixed."""
-    return (p.probability.detach() * (p.logp - p.ref_logp).square().sum(-1) / 2).sum()
-
-
-def _squared_sequence(p: Problem) -> Tensor:
-    """E_μ[(Σ_t l_t)² / 2], the sampler held fixed."""
-    log_ratio = (p.logp - p.ref_logp).sum(-1)
-    return (p.probability.detach() * log_ratio.square() / 2).sum()
+def _sampled(value: Callable[[Tensor], Tensor]) -> Callable[[Problem], Tensor]:
+    """E_μ[Σ of a function of log π/ref of each token], the sampler held fixed."""
+    return lambda p: (p.probability.detach() * value(p.logp - p.ref_logp).sum(-1)).sum()
 
 
 def _to_sampler(objective: Callable[[Problem], Tensor]) -> Callable[[Problem], Tensor]:
@@ -424,23 +392,26 @@ def _to_sampler(objective: Callable[[Problem], Tensor]) -> Callable[[Problem], T
     return lambda p: objective(replace(p, ref_logits=p.behavior_logits))
 
 
+def _reversed(p: Problem) -> Problem:
+    """π and ref in each other's place."""
+    return replace(p, logits=p.ref_logits, ref_logits=p.logits)
+
+
 OBJECTIVES: dict[TargetName, Callable[[Problem], Tensor]] = {
-    "reverse-kl-sequence": _reverse_kl_sequence,
-    "reverse-kl-token": _reverse_kl_token,
-    "reverse-kl-token-sampler": _reverse_kl_token_sampler,
-    "forward-kl-token": _forward_kl_token,
-    "forward-kl-token-sampler": _forward_kl_token_sampler,
-    "forward-kl-sequence": _forward_kl_sequence,
-    "k3-token": _k3_token,
-    "squared-token": _squared_token,
-    "squared-sequence": _squared_sequence,
-    "forward-kl-sampler-sequence": _to_sampler(_forward_kl_sequence),
-    "forward-kl-sampler-token": _to_sampler(_forward_kl_token),
-    "reverse-kl-sampler-sequence": _to_sampler(_reverse_kl_sequence),
-    "reverse-kl-sampler-token": _to_sampler(_reverse_kl_token),
-    "reverse-kl-sampler-token-sampler": _to_sampler(_reverse_kl_token_sampler),
+    "reverse-kl-sequence": _of_completions,
+    "reverse-kl-token": _at_own_prefixes(Problem.prefix_kl),
+    "reverse-kl-token-sampler": _at_sampled_prefixes(Problem.prefix_kl),
+    "forward-kl-token": _at_own_prefixes(Problem.prefix_forward_kl),
+    "forward-kl-token-sampler": _at_sampled_prefixes(Problem.prefix_forward_kl),
+    "forward-kl-sequence": lambda p: _of_completions(_reversed(p)),
+    "k3-token": _sampled(lambda x: torch.expm1(-x) + x),
+    "squared-token": _sampled(lambda x: x.square() / 2),
+    "squared-sequence": _sampled(lambda x: x.sum(-1, keepdim=True).square() / 2),
+    "forward-kl-sampler-sequence": _to_sampler(lambda p: _of_completions(_reversed(p))),
+    "reverse-kl-sampler-sequence": _to_sampler(_of_completions),
+    "reverse-kl-sampler-token-sampler": _to_sampler(_at_sampled_prefixes(Problem.prefix_kl)),
 }
-"""The exact value of each target of `klgrad.targets.WITH_GRADIENT`, as a differentiable function of a problem."""
+"""The exact value of each target of `klgrad.targets` that has a gradient, as a differentiable function of a problem."""
 
 
 def target_gradients(problem: Problem) -> dict[TargetName, Tensor]:

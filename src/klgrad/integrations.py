@@ -124,7 +124,7 @@ class OwnSetting:
     name: str
     kind: type
     default: object
-    choices: tuple[Any, ...] | None
+    choices: tuple[str, ...] | None
 
     def complaint(self, value: Any) -> Complaint | None:
         """Why a value cannot be used, by its type, its choices or its range; None if it can."""

@@ -112,7 +112,7 @@ class Chain(nn.Module):
 
 def slope_with(beta):
     """Of the loss that generates by itself, by the weights of a model."""
-    from klgrad.frameworks.mlx_tune import _losses
+    from klgrad.frameworks.mlx import _losses
 
     _losses.cache_clear()  # an audit replaces what it generates
 

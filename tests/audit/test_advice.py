@@ -9,7 +9,7 @@ from klgrad.audit.render.page import to_html
 from klgrad.audit.subject import as_subject, every_term
 from klgrad.core.term import Remedy, as_code
 from klgrad.targets import TARGETS
-from klgrad.zoo.cell import AFTER_DIVISION
+from klgrad.zoo import AFTER_DIVISION
 
 NAMES = {x.__name__: x for x in (KLTerm, ImportanceWeighting, Truncate, Clip, Mask)}
 

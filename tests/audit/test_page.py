@@ -6,7 +6,7 @@ from pathlib import Path
 from klgrad import KLTerm
 from klgrad.audit import audit
 from klgrad.audit.anatomy import VOCABULARY
-from klgrad.audit.gradients import proof_cases
+from klgrad.audit.batch import proof_cases
 from klgrad.audit.probes import REACH
 from klgrad.targets import TARGETS
 

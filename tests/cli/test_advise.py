@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+from pathlib import Path
 
 import pytest
 from framework_verdicts import ALL
@@ -9,6 +10,8 @@ from typer.testing import CliRunner
 
 from klgrad.cli import app
 from klgrad.frameworks import DEFAULTS, FRAMEWORKS, SETTINGS, recorded
+
+RUN = Path(__file__).parents[2] / "examples" / "verl" / "run.sh"
 
 
 def advised(*arguments):
@@ -31,6 +34,14 @@ def test_lines_can_be_copied(name):
     for (divergence, level), setting in SETTINGS[name].items():
         shown = advised(name.upper(), "--divergence", divergence, "--level", level).split("\n")
         assert set(setting.lines.split("\n")) <= set(shown)  # whole lines, without a frame or padding
+
+
+def test_a_line_to_change_is_whole_on_a_narrow_terminal(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    (line,) = [
+        x for x in advised("--config", str(RUN)).splitlines() if x.startswith("actor_rollout_ref.actor.kl_loss_type=")
+    ]
+    assert line.endswith("log π/ref is below -2.61")
 
 
 def test_a_meaning_without_a_setting_comes_with_code():

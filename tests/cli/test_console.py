@@ -83,7 +83,7 @@ def test_the_report_is_shown_even_if_a_path_cannot_be_written(tmp_path):
     assert "Regularises nothing" in result.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.many
 @pytest.mark.skipif(shutil.which("bash") is None, reason="no bash")
 def test_a_process_substitution_receives_the_file(tmp_path):
     """The shell's own pipe, and an open file behind a descriptor."""

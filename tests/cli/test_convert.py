@@ -17,12 +17,12 @@ from klgrad.core.term import KLTerm
 from klgrad.enumeration import autoregressive
 from klgrad.errors import KlgradError
 from klgrad.frameworks import FRAMEWORKS, recorded
-from klgrad.frameworks.conversion import Batch, Pull, differences_of, factor_of, pull_of
+from klgrad.frameworks.conversion import BatchSizes, Pull, differences_of, factor_of, pull_of
 
 pytestmark = pytest.mark.slow
 
 LENGTH, GROUP = 3, 2
-SIZES = Batch(length=LENGTH, completions=GROUP, group=GROUP, width=LENGTH)
+SIZES = BatchSizes(length=LENGTH, completions=GROUP, group=GROUP, width=LENGTH)
 
 
 def swapped(logp, ref_logp):
@@ -156,7 +156,7 @@ def test_a_refusal_has_its_reason(first, second, reason):
 def test_opposite_signs_are_refused():
     up = Pull(-1.0, "sum", True, "none", (), ("",) * 4)
     with pytest.raises(KlgradError, match="one that climbs"):
-        factor_of(up, replace(up, scale=1.0), Batch())
+        factor_of(up, replace(up, scale=1.0), BatchSizes())
 
 
 def test_a_framework_that_is_not_installed_is_converted_by_its_record(monkeypatch):

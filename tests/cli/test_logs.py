@@ -2,7 +2,6 @@
 
 import json
 import re
-import subprocess
 import sys
 
 import pytest
@@ -96,14 +95,6 @@ def test_what_is_missing_is_named_without_a_file_where_it_is_no_fault_of_it(tmp_
     error = run(tmp_path).exception
     assert isinstance(error, MissingExtraError)
     assert error.received == "no such package"
-
-
-@pytest.mark.slow
-def test_reading_the_commands_needs_no_pyarrow():
-    """Importing pyarrow takes a while; only a log needs it."""
-    code = "import sys; import klgrad.cli, klgrad.logs.reader; print('pyarrow' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
-    assert done.stdout == "False\n", done.stderr
 
 
 def test_a_report_fits_a_narrow_terminal(tmp_path, monkeypatch):

@@ -1,10 +1,7 @@
 """The public surface: a change here is a change for users."""
 
 import inspect
-import subprocess
 import sys
-
-import pytest
 
 import klgrad
 
@@ -24,14 +21,6 @@ def test_completion_shows_the_public_names_and_nothing_else():
 def test_everything_public_is_documented():
     for name in NAMES:
         assert inspect.getdoc(getattr(klgrad, name)), name
-
-
-@pytest.mark.slow
-def test_subpackages_are_imported_when_they_are_used():
-    seen = "'klgrad.audit' in sys.modules"
-    look = f"import sys, klgrad; before = {seen}; klgrad.audit; print(before, {seen})"
-    done = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True, timeout=120)
-    assert done.stdout == "False True\n"
 
 
 def test_no_public_function_hides_a_module_of_its_name():

@@ -5,8 +5,8 @@ import torch
 from tolerances import EXACT
 
 from klgrad import policy_losses
-from klgrad.audit.batch import from_problem
-from klgrad.audit.gradients import evaluate, proof_cases, sum_over_rows
+from klgrad.audit.batch import from_problem, proof_cases
+from klgrad.audit.gradients import evaluate, sum_over_rows
 from klgrad.audit.subject import as_subject
 from klgrad.enumeration import population, target_gradients
 

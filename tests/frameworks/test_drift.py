@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from klgrad.cli import app
 from klgrad.errors import NotAuditableError, UnknownNameError
 from klgrad.frameworks import FRAMEWORKS, Recorded, drift, recorded
-from klgrad.frameworks.drift import Difference, compare, newest_release
+from klgrad.frameworks.drift import PartChange, compare, newest_release
 
 SLIME = FRAMEWORKS["slime"]
 AS_CODE = replace(SLIME, name="slime", distribution="torch", source=None)
@@ -34,9 +34,9 @@ def test_cells_are_compared_by_part():
         "mine", "1", "2026-01-01", ["loss", "divergence", "unit"], [["a", "x", "sum"], ["b", "y", "sum"]], {}, {}
     )
     assert compare(known, [["a", "x", "mean"], ["c", "y", "sum"]]) == [
-        Difference("b", "setting", "b", ""),
-        Difference("c", "setting", "", "c"),
-        Difference("a", "unit", "sum", "mean"),
+        PartChange("b", "setting", "b", ""),
+        PartChange("c", "setting", "", "c"),
+        PartChange("a", "unit", "sum", "mean"),
     ]
 
 
@@ -56,7 +56,7 @@ def test_another_version_is_audited_again(monkeypatch):
     assert (again.audited, again.differences) == (True, [])
     row = known.rows[0]
     changed = replace(known, rows=[[row[0], "another divergence", *row[2:]], *known.rows[1:]])
-    assert drift.check(AS_CODE, changed).differences == [Difference(row[0], "divergence", "another divergence", row[1])]
+    assert drift.check(AS_CODE, changed).differences == [PartChange(row[0], "divergence", "another divergence", row[1])]
 
 
 @pytest.mark.parametrize("error", [NotAuditableError("a", "b", "c"), AttributeError("renamed")])

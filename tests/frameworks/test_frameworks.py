@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 from klgrad.audit import audit
 from klgrad.audit.gradients import expected_gradient
 from klgrad.audit.parts import Unit
+from klgrad.audit.procedure import fresh_name
 from klgrad.audit.render.terminal import cells_of
 from klgrad.audit.subject import Subject
-from klgrad.audit.verdict import fresh_name
 from klgrad.cli import app
 from klgrad.enumeration import autoregressive
 from klgrad.errors import NotAuditableError

@@ -387,7 +387,7 @@ def test_no_setting_of_maxtext_makes_its_kl_act(tmp_path):
     """AI-Hypercomputer/maxtext src/maxtext/configs/post_train/rl.yml, and a command of its RL trainer."""
     run = run_of(tmp_path, "rl:\n  num_generations: 2\n  grpo_beta: 0.08\n  loss_algo: 'grpo'\n", suffix=".yml")
     assert (run.framework, places(run)) == ("maxtext", [("loss", 0.08)])
-    assert "kl_loss_mode=kl" in run.parts[0].loss
+    assert run.parts[0].loss == "maxtext rl.grpo_beta rl.loss_agg_mode=sequence-mean-token-mean"
     assert "no setting makes this KL act" in run.notes[0]
     assert (run.changes[0].name, run.changes[0].value) == ("rl.grpo_beta", 0.0)
     script = "python3 -m maxtext.trainers.post_train.rl.train_rl model_name=m rl.grpo_beta=0.0 rl.off_policy_steps=2"
@@ -467,6 +467,7 @@ def test_the_distillation_of_verl(tmp_path):
     assert found.words.startswith("forward KL")
     topk = verl_opd(tmp_path, "loss_mode=forward_kl_topk", "topk=64")
     assert "tail" in topk.changes[0].why
+    assert topk.notes[0].startswith("loss_mode=forward_kl_topk descends the forward KL from the teacher restricted")
     with pytest.raises(RunFileError, match="verl refuses it"):
         verl_opd(tmp_path, "loss_mode=k1")
 
@@ -485,4 +486,4 @@ def test_a_run_of_which_nothing_is_recognised_is_an_error(tmp_path):
     for name, reader in READERS.items():
         with pytest.raises(RunFileError):
             run_of(tmp_path, "model:\n  name: m\n", name, suffix=".yaml")
-        assert reader.version == "" or "read on" in reader.source
+        assert reader.source == "" or "read on" in reader.source

@@ -114,7 +114,7 @@ def test_the_defaults_are_those_that_the_pages_tell():
     needs("areal")
     needs("axolotl")
     needs("cosmos-rl")
-    from klgrad.frameworks import areal, axolotl, cosmos_rl
+    from klgrad.frameworks import areal, axolotl, functions
 
     config = areal.modules()["cli_args"]
     actor = config.PPOActorConfig(backend="fsdp:d1")
@@ -122,18 +122,18 @@ def test_the_defaults_are_those_that_the_pages_tell():
     fields = config.TeacherConfig.__dataclass_fields__
     assert (fields["rl_loss_weight"].default, fields["distill_loss_weight"].default) == (1.0, 0.005)
     assert axolotl.modules()["async_trainer"].AsyncGRPOConfig().use_bias_correction_kl is False
-    policy = cosmos_rl.modules()["config"].GrpoConfig(type="grpo")
+    policy = functions.file_of("cosmos-rl", "cosmos_rl/policy/config/__init__.py").GrpoConfig(type="grpo")
     assert (policy.kl_beta, policy.unbiased_kl_estimate, policy.loss_type) == (0.0, False, "token-mean")
 
 
 def test_asft_of_llamafactory_adds_this_kl():
     needs("llamafactory")
-    from klgrad.frameworks import llamafactory
+    from klgrad.frameworks.functions import ASFT_FILE, file_of
 
     generator = torch.Generator().manual_seed(0)
     logits, ref = (torch.randn(2, 5, 4, generator=generator) for _ in range(2))
     labels = torch.tensor([[-100, 1, 2, 0, -100], [-100, 3, 1, -100, -100]])
-    file = llamafactory.functions()
+    file = file_of("llamafactory", ASFT_FILE)
     asft = lambda alpha: file.asft_loss_func({"logits": logits}, labels, ref, alpha)
     flat = lambda x: x[:, :-1].reshape(-1, 4)
     kl = file._kl_divergence(flat(logits), flat(ref), labels[:, 1:].reshape(-1))

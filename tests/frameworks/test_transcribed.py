@@ -11,7 +11,6 @@ from tolerances import EXACT
 from klgrad.audit.batch import from_problem
 from klgrad.enumeration import autoregressive
 from klgrad.frameworks import FRAMEWORKS
-from klgrad.frameworks.transcribed import SOURCES, subjects
 
 
 def batch():
@@ -190,7 +189,7 @@ def averaged(coefficient, mask, reduction):
 @pytest.mark.parametrize(("name", "setting"), CASES, ids=str)
 def test_the_gradient_has_the_coefficients_found_by_hand(name, setting):
     b, (reduction, coefficient) = batch(), COEFFICIENTS[name][setting]
-    (loss,) = (s(b) for s in subjects(name) if s.name == f"{name} {setting}")
+    (loss,) = (s(b) for s in FRAMEWORKS[name].subjects() if s.name == f"{name} {setting}")
     (found,) = torch.autograd.grad(loss, b.logp)
     EXACT.check_vector(found, averaged(coefficient(By(b)), b.mask, reduction))
 
@@ -211,8 +210,9 @@ def test_every_bound_is_passed_by_some_tokens_and_not_by_others():
 
 
 def test_a_transcription_says_of_what_and_is_audited_without_an_installation():
-    assert {name for name, framework in FRAMEWORKS.items() if framework.transcribed} == set(SOURCES) == set(TRANSCRIBED)
-    for name, source in SOURCES.items():
+    sources = {name: framework.source for name, framework in FRAMEWORKS.items() if framework.source}
+    assert set(sources) == set(TRANSCRIBED)
+    for name, source in sources.items():
         framework = FRAMEWORKS[name]
         assert source.files
         assert (framework.version, framework.remark) == (source.version, "")

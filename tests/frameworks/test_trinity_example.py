@@ -31,11 +31,11 @@ class Registry(dict):
 
 @pytest.fixture
 def example(monkeypatch):
+    from klgrad.frameworks.functions import trinity_functions
     from klgrad.frameworks.harness import load
-    from klgrad.frameworks.trinity import _functions
 
     package: Any = ModuleType("trinity.algorithm.kl_fn")
-    package.KLFn, package.KL_FN = _functions().KLFn, Registry()
+    package.KLFn, package.KL_FN = trinity_functions().KLFn, Registry()
     utils = load("trinity-rft", "trinity/algorithm/utils.py")
     for name, module in {
         "trinity": ModuleType("trinity"),

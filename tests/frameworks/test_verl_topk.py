@@ -1,7 +1,10 @@
-"""verl's distillation on the teacher's top k tokens: its own code on every completion of a small problem.
+"""verl's distillation on the teacher's top k tokens: its code and klgrad's on every completion of a small problem.
 
 It is fed whole distributions, so that its gradient is taken towards the student's logits.
 """
+
+from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -23,15 +26,10 @@ PROBLEM = autoregressive(VOCAB, 2, ends=True, seed=4, away_from_ref=0.8).on_poli
 UNCUT = {"loss_max_clamp": None, "log_prob_min_clamp": None}
 
 
-def loss_of(problem, n, logits, k, policy_gradient, **settings):
-    """The loss of a batch with completion n alone, after one prompt token, in the two calls of a worker."""
-    from verl.trainer.distillation.losses import distillation_ppo_loss  # pyright: ignore[reportMissingImports]
+def seen_by_a_worker(problem, n, logits, k):
+    """Actor, logits, data and log-probs of a batch with completion n alone, after one prompt token."""
     from verl.utils import tensordict_utils  # pyright: ignore[reportMissingImports]
-    from verl.workers.config import (  # pyright: ignore[reportMissingImports]
-        ActorConfig,
-        DistillationConfig,
-        DistillationLossConfig,
-    )
+    from verl.workers.config import ActorConfig  # pyright: ignore[reportMissingImports]
 
     length = int(problem.space.mask[n].sum())
     prefix, tokens = problem.space.prefix[n, :length], problem.space.tokens[n, :length]
@@ -54,10 +52,6 @@ def loss_of(problem, n, logits, k, policy_gradient, **settings):
         "teacher_ids": nested(teacher.indices),
     }
     whole = {"dp_size": 1, "batch_num_tokens": None, "global_batch_size": None}
-    data = tensordict_utils.get_tensordict(tensors, non_tensor_dict=whole)
-    chosen = DistillationLossConfig(
-        loss_mode="forward_kl_topk", topk=k, use_policy_gradient=policy_gradient, use_task_rewards=False, **settings
-    )
     actor = ActorConfig(
         strategy="fsdp",
         rollout_n=1,
@@ -65,18 +59,48 @@ def loss_of(problem, n, logits, k, policy_gradient, **settings):
         ppo_micro_batch_size_per_gpu=1,
         loss_agg_mode="seq-mean-token-sum",
     )
+    return actor, student, tensordict_utils.get_tensordict(tensors, non_tensor_dict=whole), logp
+
+
+def loss_of(problem, n, logits, k, policy_gradient, **settings):
+    """The loss of verl, in the two calls of a worker."""
+    from verl.trainer.distillation.losses import distillation_ppo_loss  # pyright: ignore[reportMissingImports]
+    from verl.workers.config import DistillationConfig, DistillationLossConfig  # pyright: ignore[reportMissingImports]
+
+    actor, student, data, logp = seen_by_a_worker(problem, n, logits, k)
+    chosen = DistillationLossConfig(
+        loss_mode="forward_kl_topk", topk=k, use_policy_gradient=policy_gradient, use_task_rewards=False, **settings
+    )
     config = DistillationConfig(distillation_loss=chosen)
     by_token = distillation_ppo_loss(actor, config, data=data, student_logits=student)
     output = {"log_probs": torch.cat([logp, logp[:1] * 0])} | {name: x[0] for name, x in by_token.items()}
     return distillation_ppo_loss(actor, config, output, data)[0]
 
 
+def declared_loss(problem, n, logits, k, **node):
+    """The loss of klgrad in its place, in the same two calls; without rewards verl computes no log-probs."""
+    from verl.workers.utils.losses import ppo_loss  # pyright: ignore[reportMissingImports]
+
+    from klgrad.verl.declaration import term_of
+    from klgrad.verl.loss import KLLoss
+
+    actor, student, data, _ = seen_by_a_worker(problem, n, logits, k)
+    node = {"coef": 1.0, "reference": "teacher", "estimator": "exact", "level": "token", **node}
+    loss = KLLoss(partial(ppo_loss, config=actor), replace(term_of(node), task_rewards=False))
+    by_token = loss(student_logits=student, data=data)
+    return loss({name: x[0] for name, x in by_token.items()}, data)[0]
+
+
 def expected_gradient(problem, k, policy_gradient=False, **settings):
     """E over completions of the student, and the size of one completion's gradient."""
+    return mean_and_size(problem, lambda n, logits: loss_of(problem, n, logits, k, policy_gradient, **settings))
+
+
+def mean_and_size(problem, loss):
     gradients = []
     for n in range(len(problem.space)):
         logits = problem.logits.clone().requires_grad_()
-        (gradient,) = torch.autograd.grad(loss_of(problem, n, logits, k, policy_gradient, **settings), logits)
+        (gradient,) = torch.autograd.grad(loss(n, logits), logits)
         gradients.append(gradient.flatten())
     gradients = torch.stack(gradients)
     return problem.probability @ gradients, float((problem.probability @ gradients.square().sum(-1)).sqrt())
@@ -148,3 +172,36 @@ def test_the_default_cuts_take_the_gradient_from_tokens_that_the_student_has_all
     first = int(favourite[0])
     assert float(uncut[first]) < -0.1
     assert abs(float(cut[first])) < 1e-4
+
+
+# klgrad's divergences in the place of verl's loss.
+
+
+@pytest.mark.parametrize("divergence", ["reverse", "forward", "jensen-shannon(0.1)", "0.3 forward + 0.7 reverse"])
+@pytest.mark.parametrize("tail", ["lump", "none"])
+@pytest.mark.parametrize("k", [1, 3])
+def test_a_declared_divergence_over_the_teachers_top_k(divergence, tail, k):
+    """At each prefix as often as the student comes there, that of the entries and their tail."""
+    found, _ = mean_and_size(PROBLEM, lambda n, x: declared_loss(PROBLEM, n, x, k, divergence=divergence, tail=tail))
+    logits = PROBLEM.logits.clone().requires_grad_()
+    log_p, log_q = logits.log_softmax(-1), PROBLEM.ref_logits.log_softmax(-1)
+    ids = log_q.topk(k).indices
+    inside = [x.gather(-1, ids) for x in (log_p, log_q)]
+    if tail == "lump":
+        inside = [torch.cat([x, (1 - x.exp().sum(-1, keepdim=True)).log()], -1) for x in inside]
+    p, q, u = *(x.exp() for x in inside), (inside[0] - inside[1]).exp()
+    mixture = 0.1 * q + 0.9 * p
+    value = {
+        "reverse": q * (u * u.log() - u + 1),
+        "forward": q * (u - 1 - u.log()),
+        "jensen-shannon(0.1)": 0.1 * q * (q / mixture).log() + 0.9 * p * (p / mixture).log(),
+    }
+    value["0.3 forward + 0.7 reverse"] = 0.3 * value["forward"] + 0.7 * value["reverse"]
+    visits = PROBLEM.prefix_probability(PROBLEM.logits)
+    expected = torch.autograd.grad((visits * value[divergence].sum(-1)).sum(), logits)[0].flatten()
+    EXACT.check_vector(found, expected)
+
+
+def test_with_one_entry_in_the_tail_the_lump_is_the_whole_divergence():
+    found, _ = mean_and_size(PROBLEM, lambda n, x: declared_loss(PROBLEM, n, x, VOCAB - 1))
+    EXACT.check_vector(found, target_gradients(PROBLEM)["reverse-kl-token"])

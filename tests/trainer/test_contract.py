@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from klgrad.cli import app
 from klgrad.trl import KLConfig, KLTrainer, compat
-from klgrad.trl.compat import Completions, ContractError, PassCapture
+from klgrad.trl.compat import CompletionRows, ContractError, PassCapture
 from klgrad.trl.contract import check_contract
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -198,7 +198,7 @@ def test_a_second_forward_pass_inside_the_loss_is_trls_own(other, tmp_path, monk
 
     def twice(self, model, inputs):
         loss = real(self, model, inputs)
-        given = Completions.of(inputs)
+        given = CompletionRows.of(inputs)
         asked = (self.ref_model, given.ids) if other == "the reference" else (model, given.ids.flip(0))
         with torch.no_grad():
             found = self._get_per_token_logps_and_entropies(*asked, given.attention, given.keep)[0]

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import tiny
 import torch
-from some import first
 from tolerances import SAME_STEPS
 from trainer import one_of_several
 
@@ -49,8 +48,9 @@ def run(output, processes, settings, script=SCRIPT):
     return torch.load(output / "end.pt", weights_only=True)
 
 
+@pytest.mark.many
 @pytest.mark.filterwarnings("ignore")  # a trainer warns of what a process of its own would only print
-@pytest.mark.parametrize("case", first(CASES, ("exact",)))
+@pytest.mark.parametrize("case", CASES)
 def test_two_processes_are_one(case, tmp_path):
     (tmp_path / "1").mkdir()
     one_of_several.from_arguments(tmp_path / "1", 1, tiny.folder(), *CASES[case])  # this process is the one

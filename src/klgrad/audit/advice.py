@@ -1,20 +1,19 @@
 """What the audit says of a loss as a whole: its notes, its advice, and what differs from an expectation."""
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from ..core.term import ImportanceWeighting, KLTerm, Piece, Remedy, capitalised, joined
 from ..targets import TARGETS, UNCORRECTED, Verdict
-from ..zoo.cell import AFTER_DIVISION, K2_OR_TOKEN, TOKEN, TOKEN_RATIO
-from .sentences import part_differences, percent, remarks, summary
+from ..zoo import AFTER_DIVISION, K2_OR_TOKEN, TOKEN, TOKEN_RATIO
+from .sentences import part_differences, remarks, summary
 from .subject import Subject
 
 if TYPE_CHECKING:
     from .procedure import AuditResult
 
-# Numbers as text: a difference is never rounded away.
+# Numbers as text.
 
 
 def outside(below: float | None, above: float | None, number: Callable[[float], str] = "{:.3g}".format) -> str:
@@ -36,18 +35,6 @@ def at_and_beyond(log_ratio: float, number: Callable[[float], str] = "{:g}".form
         'where log π/ref is -16 or less'
     """
     return f"where log π/ref is {number(log_ratio)} or {'less' if log_ratio < 0 else 'more'}"
-
-
-def apart(low: float, high: float, digits: int = 3) -> tuple[str, str]:
-    """Two different numbers, with enough digits to tell them apart."""
-    while f"{low:.{digits}g}" == f"{high:.{digits}g}" and digits < 17:
-        digits += 1
-    return f"{low:.{digits}g}", f"{high:.{digits}g}"
-
-
-def listed(words: list[str]) -> str:
-    """`a, b and c`."""
-    return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
 
 
 # How a loss stands as a reverse KL, for reports of many.
@@ -288,9 +275,8 @@ def _warnings(result: "AuditResult") -> list[str]:
         texts.append("it is no finite number if a completion is empty")
     if not a.proved_fresh:
         return texts
-    if _lost_when_stale(result) and result.verdict_off_policy != "nothing" and result.depends_on_reference:
-        texts.append(f"on stale samples: {summary(a, on_policy=False)}")
-    elif not result.depends_on_reference and a.constant:
+    is_other = _lost_when_stale(result) and result.verdict_off_policy != "nothing"
+    if is_other if result.depends_on_reference else a.constant:
         texts.append(f"on stale samples: {summary(a, on_policy=False)}")
     return texts
 
@@ -362,7 +348,7 @@ def differences(
         return [Difference("a verdict", "none, since the same batch gives different gradients")]
     differ: list[Difference] = []
     if isinstance(on_policy, dict):
-        differ += [Difference(f"{x.part}={x.expected}", x.received) for x in part_differences(a, on_policy)]
+        differ += [Difference(*pair) for pair in part_differences(a, on_policy)]
     elif on_policy is not None:
         differ += _verdict(TARGETS[on_policy].same_on_policy or on_policy, result.verdict, "on-policy", ON_POLICY)
     if off_policy is not None:

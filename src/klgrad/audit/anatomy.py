@@ -7,16 +7,17 @@ random inputs, token by token, so that a part that was misread, or that no probe
 import math
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from itertools import product
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..enumeration import population
-from .batch import Advantages, Batch, advantage_of, from_problem
+from .batch import Advantages, Batch, Case, advantage_of, from_problem, proof_cases
 from .call import UserLoss
-from .gradients import Measurement, evaluate, of_reference, proof_cases, sum_over_rows, unit_of
+from .gradients import Measurement, evaluate, of_reference, sum_over_rows, unit_of
 from .parts import (
     UNITS,
     Anatomy,
@@ -46,11 +47,11 @@ from .probes import (
     bisect,
     fit,
     function_of,
+    is_single,
     read_curve,
     reader_of,
     round_short,
 )
-from .problems import Case
 from .subject import Subject
 
 PLACE = (0, 4)
@@ -101,13 +102,8 @@ class PartReader:
         self.highest = HIGHEST_TWIN if self.takes_logits else -1e-6
         self.deterministic = all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(*answers, strict=True))
         self.finite = all(bool(torch.isfinite(x).all()) for x in answers[0])
-        is_same = lambda step: all(
-            torch.equal(a, b)
-            for a, b in zip(answers[0], self.read(replace(random, log_ratio=random.log_ratio + step)), strict=True)
-        )
-        rounds = all(torch.equal(x, x.float().double()) for x in answers[0]) and any(bool(x.any()) for x in answers[0])
-        is_single = rounds or (is_same(1e-11) and not is_same(1e-2))
-        self.same = SINGLE if is_single else EXACT
+        nudged = lambda step: self.read(replace(random, log_ratio=random.log_ratio + step))
+        self.same = SINGLE if is_single(answers[0], nudged) else EXACT
         self.unit = Unit("sum")
         self.late, self.anchor = 0, "ref"
         self.coupled = "none"
@@ -126,11 +122,13 @@ class PartReader:
             self.starts.append(self.read(self.base))
         return self.starts[0]
 
-    def rows_at_reference(self, rows: int) -> ProbeInputs:
-        """So many completions of equal length, at ref."""
-        if rows == ROWS:
-            return self.base
-        inputs = ProbeInputs.at_reference([TOKENS] * rows, WIDTH)
+    def at_reference(self, lengths: list[int], width: int = WIDTH) -> ProbeInputs:
+        """Completions of these lengths at ref, which is where this loss has it."""
+        return replace(ProbeInputs.at_reference(lengths, width), late=self.late, anchor=self.anchor)
+
+    def at_random(self, lengths: list[int], width: int = WIDTH, group: int = GROUP, **more: Any) -> ProbeInputs:
+        """The same at random inputs."""
+        inputs = ProbeInputs.at_random(lengths, width, group, highest=self.highest, **more)
         return replace(inputs, late=self.late, anchor=self.anchor)
 
     def responses(self, name: str, place: tuple[int, int] = PLACE, value: float = STEP) -> Derivatives:
@@ -158,7 +156,7 @@ class PartReader:
         for some in values.split(at_once):
             # At least two at the end are not moved.
             rows = ROWS if apart == ROWS else math.ceil((len(some) * apart + 2) / ROWS) * ROWS
-            yield some, self.rows_at_reference(rows), [i * apart for i in range(len(some))]
+            yield some, self.at_reference([TOKENS] * rows), [i * apart for i in range(len(some))]
 
     def along(self, log_ratios: Tensor, moved: int, seen: int) -> Tensor:
         """The coefficient of one token as the log-ratio of another of its completion takes these values."""
@@ -171,7 +169,9 @@ class PartReader:
     def above_others(self, answer: Tensor, rows: list[int]) -> Tensor:
         """How much more these rows answer than rows at the end with the same padding, in the unit of the loss."""
         others = [len(answer) - 2 + row % 2 for row in rows]
-        return self._change(answer[rows], answer[others]) / self.unit.shares(self.rows_at_reference(len(answer)))[0]
+        return (
+            self._change(answer[rows], answer[others]) / self.unit.shares(self.at_reference([TOKENS] * len(answer)))[0]
+        )
 
     # The parts.
 
@@ -179,7 +179,7 @@ class PartReader:
         """The unit by which responses in batches of several shapes are all alike; `other` if none is."""
         responses, inputs = [], []
         for lengths, width, (row, peer) in SHAPES:
-            base = replace(ProbeInputs.at_reference(lengths, width), late=self.late, anchor=self.anchor)
+            base = self.at_reference(lengths, width)
             entries = {name: {(row, 2): STEP} for name in ("log_ratio", "tilt")} | {"logp": {(row, 2): DEPTH + STEP}}
             changed = base
             for name, entry in entries.items():
@@ -228,8 +228,7 @@ class PartReader:
 
     def counts_cut_off(self, others: Derivatives) -> bool:
         """Whether a completion that fills its row has a gradient, if others have one."""
-        inputs = ProbeInputs.at_random([TOKENS] * ROWS, TOKENS, highest=self.highest, seed=8)
-        inputs = replace(inputs, late=self.late, anchor=self.anchor)
+        inputs = self.at_random([TOKENS] * ROWS, TOKENS, seed=8)
         return not any(bool(x.any()) for x in others) or any(bool(x.any()) for x in self.read(inputs))
 
     def has_spread(self) -> bool:
@@ -256,8 +255,7 @@ class PartReader:
 def read_anatomy(subject: Subject, advantages: Advantages = "zero") -> Anatomy:
     """Read every part, and compare their formula with the loss at random inputs."""
     reader = PartReader(subject, advantages)
-    zero = Curve({}, (GRID, 0 * GRID), torch.zeros_like)
-    empty = Anatomy(zero, "token", (0.0, 0.0), None, (), Unit("sum"), Samples(), Baseline(), 0.0)
+    empty = Anatomy(Curve({}, (GRID, 0 * GRID), torch.zeros_like))
     if not reader.deterministic:
         return replace(empty, deterministic=False)
     start = reader.start()
@@ -288,14 +286,11 @@ def read_anatomy(subject: Subject, advantages: Advantages = "zero") -> Anatomy:
     last = reader.responses("log_ratio", (0, TOKENS - 1), value).score[0, TOKENS - 1]
     parts = Anatomy(
         own,
-        "token",
-        exact,
-        full,
-        credits,
-        reader.unit,
-        Samples(),
-        Baseline(),
-        constant,
+        exact=exact,
+        full=full,
+        credits=credits,
+        unit=reader.unit,
+        constant=constant,
         entropy=entropy,
         entropy_of_whole=is_of_whole,
         late=reader.late,
@@ -303,7 +298,7 @@ def read_anatomy(subject: Subject, advantages: Advantages = "zero") -> Anatomy:
         ends=bool(last != 0) or own.is_zero,
         allowed=max(reader.same * 10, ROUNDED),
     )
-    check = ProbeInputs.at_random(MIXED, WIDTH, highest=reader.highest, seed=1)
+    check = reader.at_random(MIXED, seed=1)
     answer = reader.read(check)
     leaks = any(bool((x * ~check.mask).any()) for x in answer)
     parts = replace(parts, leaks=leaks, cut_off=reader.counts_cut_off(answer))
@@ -480,14 +475,10 @@ def _difference(parts: Anatomy, inputs: ProbeInputs, answer: Derivatives) -> flo
 
 def _rescale(formula: Tensor, answer: Tensor, group: Tensor, spread: str) -> Tensor:
     """The formula with one factor per group, or per batch, which stands for its spread."""
-    if spread == "batch":
-        return formula * (formula * answer).sum() / formula.square().sum().clamp(min=1e-300)
-    scaled = torch.zeros_like(formula)
-    for g in group.unique():
-        rows = group == g
-        factor = (formula[rows] * answer[rows]).sum() / formula[rows].square().sum().clamp(min=1e-300)
-        scaled[rows] = formula[rows] * factor
-    return scaled
+    group = group if spread == "group" else torch.zeros_like(group)
+    none = formula.new_zeros(int(group.max()) + 1)
+    along, square = (none.index_add(0, group, (formula * x).sum(-1)) for x in (answer, formula))
+    return formula * (along / square.clamp(min=1e-300))[group, None]
 
 
 def _baselines(couples_rows: bool) -> Iterator[Baseline]:
@@ -503,10 +494,9 @@ def _baselines(couples_rows: bool) -> Iterator[Baseline]:
 def _best(reader: PartReader, candidates: Iterator[Anatomy], *probes: ProbeInputs) -> tuple[Anatomy, float]:
     """The candidate whose formula is nearest; the first that has all coefficients ends the search."""
     best, least = None, math.inf
-    several = [replace(inputs, late=reader.late, anchor=reader.anchor) for inputs in probes]
-    answers = [reader.read(inputs) for inputs in several]
+    answers = [reader.read(inputs) for inputs in probes]
     for parts in candidates:
-        gap = max(_difference(parts, *pair) for pair in zip(several, answers, strict=True))
+        gap = max(_difference(parts, *pair) for pair in zip(probes, answers, strict=True))
         if best is None or gap < least:
             best, least = parts, gap
         if gap <= 10 * reader.same:
@@ -516,22 +506,12 @@ def _best(reader: PartReader, candidates: Iterator[Anatomy], *probes: ProbeInput
 
 
 def _choose_baseline(reader: PartReader, parts: Anatomy, couples_rows: bool) -> Anatomy:
-    inputs = ProbeInputs.at_random(MIXED, WIDTH, highest=reader.highest, seed=1)
+    inputs = reader.at_random(MIXED, seed=1)
 
     def candidates() -> Iterator[Anatomy]:
         for baseline in _baselines(couples_rows):
             factor = 1 / baseline.own_share()
-            credits = tuple(
-                replace(c, curve=None if c.curve is None else c.curve.times(factor), now=c.now * factor)
-                if c.source == "sampled"
-                else replace(
-                    c,
-                    now=c.now * factor,
-                    later=tuple(w * factor for w in c.later),
-                    earlier=tuple(w * factor for w in c.earlier),
-                )
-                for c in parts.credits
-            )
+            credits = tuple(c.times(factor) for c in parts.credits)
             option = replace(parts, own=parts.own.times(factor), credits=credits, baseline=baseline)
             yield option
             if parts.unit.name == "other":
@@ -548,7 +528,7 @@ def _choose_baseline(reader: PartReader, parts: Anatomy, couples_rows: bool) -> 
                 yield replace(option, level="completion", credits=tuple(c for c in credits if c.source != "sampled"))
 
     one_group = replace(inputs, group=torch.zeros_like(inputs.group))
-    wider = ProbeInputs.at_random(MIXED, WIDTH + 3, highest=reader.highest, seed=7)
+    wider = reader.at_random(MIXED, WIDTH + 3, seed=7)
     best, gap = _best(reader, candidates(), inputs, wider, *([one_group] if couples_rows else []))
     if gap > best.allowed and couples_rows and best.baseline.name == "none":
         best = replace(best, baseline=Baseline("other"))
@@ -559,7 +539,7 @@ RATIOS = ("none", "token", "prefix", "before", "sequence", "mean")
 
 
 def _choose_samples(reader: PartReader, parts: Anatomy) -> Anatomy:
-    inputs = ProbeInputs.at_random([TOKENS] * ROWS, WIDTH, stale=0.02, highest=reader.highest, seed=2)
+    inputs = reader.at_random([TOKENS] * ROWS, stale=0.02, seed=2)
     has_exact = any(parts.exact) or parts.full is not None or any(c.source != "sampled" for c in parts.credits)
 
     def candidates() -> Iterator[Anatomy]:
@@ -678,7 +658,7 @@ def _read_spread(reader: PartReader, empty: Anatomy) -> Anatomy:
     short = lambda xs: tuple(round_short(float(x), 1e-6) for x in xs)
     credits = (Credit("sampled", own, 0.0, short(credit[:token].flip(0)), short(credit[token + 1 :])),)
     credits = credits if bool((credit.abs() > 1e-6).sum() > 1) else ()
-    check = ProbeInputs.at_random(MIXED, WIDTH, highest=reader.highest, seed=1)
+    check = reader.at_random(MIXED, seed=1)
 
     def candidates() -> Iterator[Anatomy]:
         for spread, name, ended, unit in product(
@@ -721,11 +701,7 @@ def _with_sign(reader: PartReader, parts: Anatomy) -> Anatomy:
 def _find_causes(reader: PartReader, parts: Anatomy) -> tuple[str, ...]:
     """What changes the coefficients though the formula says that it does not."""
     live = reader.base.mask
-    random = replace(
-        ProbeInputs.at_random([TOKENS] * ROWS, WIDTH, highest=reader.highest, seed=11),
-        late=reader.late,
-        anchor=reader.anchor,
-    )
+    random = reader.at_random([TOKENS] * ROWS, seed=11)
     none = torch.zeros_like(random.tilt)
     plain = replace(random, tilt=none, odds=none + ODDS)
     differ = lambda x, y: bool((x - y).abs().max() > 100 * reader.same * max(float(x.abs().max()), reader.same))
@@ -737,18 +713,14 @@ def _find_causes(reader: PartReader, parts: Anatomy) -> tuple[str, ...]:
         )
         return (moved - start)[place]
 
-    several = replace(
-        ProbeInputs.at_random([*MIXED, 6, 9, 3, 9], WIDTH, highest=reader.highest, seed=12),
-        late=reader.late,
-        anchor=reader.anchor,
-    )
+    several = reader.at_random([*MIXED, 6, 9, 3, 9], seed=12)
     turn = lambda x: x.roll(GROUP, 0)  # other halves of the batch, the same groups
     fields = ("log_ratio", "log_weight", "logp", "mask", "token_reverse_kl", "token_forward_kl", "odds", "tilt")
     turned = reader.read(replace(several, **{name: turn(getattr(several, name)) for name in fields}))
     less = replace(plain, logp=plain.logp - torch.arange(ROWS * WIDTH).reshape(ROWS, WIDTH) % 3 * live)
     unit = reader.unit if reader.unit.name != "other" else Unit("sum")
     odd = ProbeInputs.at_reference([TOKENS] * (ROWS + 1), WIDTH, 3) if reader.coupled == "none" else None
-    wider = reader.rows_at_reference(ROWS + GROUP) if odd is None else odd
+    wider = reader.at_reference([TOKENS] * (ROWS + GROUP)) if odd is None else odd
     more = (reader.read(wider.with_entries("log_ratio", {PLACE: STEP})).score - reader.read(wider).score)[PLACE]
     more = more / unit.shares(wider)[0, 0] * unit.shares(reader.base)[0, 0]
     rest = replace(plain, odds=none - 2 * ODDS)
@@ -769,8 +741,7 @@ def _find_causes(reader: PartReader, parts: Anatomy) -> tuple[str, ...]:
 
 def _sees_reference(reader: PartReader) -> bool:
     """Whether the reference changes the gradient at random inputs."""
-    at_random = partial(ProbeInputs.at_random, MIXED, WIDTH, highest=reader.highest)
-    inputs, other = (replace(at_random(seed=seed), late=reader.late, anchor=reader.anchor) for seed in (13, 14))
+    inputs, other = (reader.at_random(MIXED, seed=seed) for seed in (13, 14))
     inputs = replace(inputs, logp=torch.minimum(inputs.logp, other.logp))  # no log-prob of ref is above 0
     of_ref = ("log_ratio", "tilt", "token_reverse_kl", "token_forward_kl")
     changed = replace(inputs, **{name: getattr(other, name) for name in of_ref})
@@ -783,14 +754,12 @@ def _sees_reference(reader: PartReader) -> bool:
 
 def _compare(reader: PartReader, parts: Anatomy) -> dict[str, float]:
     """By probe, the share of the coefficients that the formula does not have."""
-    at_random = partial(ProbeInputs.at_random, highest=reader.highest)
     probes = {
-        "random log-ratios": at_random(MIXED, WIDTH, seed=3),
-        "large log-ratios": at_random(MIXED, WIDTH, spread=9.0, seed=4),
-        "groups of 64, 64 tokens": at_random([63] * 40 + [1, 5, 33] * 8, 64, 64, seed=5),
-        "one group of 2": at_random([9, 4], WIDTH, 2, seed=9),
-        "one group of 3": at_random([9, 4, 7], WIDTH, 3, seed=10),
-        "stale samples": at_random(MIXED, WIDTH, stale=1.0, seed=6),
+        "random log-ratios": reader.at_random(MIXED, seed=3),
+        "large log-ratios": reader.at_random(MIXED, spread=9.0, seed=4),
+        "groups of 64, 64 tokens": reader.at_random([63] * 40 + [1, 5, 33] * 8, 64, 64, seed=5),
+        "one group of 2": reader.at_random([9, 4], group=2, seed=9),
+        "one group of 3": reader.at_random([9, 4, 7], group=3, seed=10),
+        "stale samples": reader.at_random(MIXED, stale=1.0, seed=6),
     }
-    probes = {name: replace(inputs, late=parts.late, anchor=parts.anchor) for name, inputs in probes.items()}
     return {name: _difference(parts, inputs, reader.read(inputs)) for name, inputs in probes.items()}

@@ -1,7 +1,9 @@
-"""The tensors that the audit gives to a loss."""
+"""The problems of every audit, and the tensors that it gives to a loss."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
 from typing import Literal
 
 import torch
@@ -9,7 +11,7 @@ from torch import Tensor
 
 from ..core.divergences import Divergence
 from ..core.rollout import Rollout
-from ..enumeration import Problem
+from ..enumeration import Problem, autoregressive, target_gradients, with_rational_sampler
 
 PADDING_LOGP, PADDING_REF_LOGP = -1.25, (-2.5, -0.25)
 """The log-probs where the mask is 0: plausible and unequal, so that a loss that ignores the mask is detected. The two
@@ -62,20 +64,7 @@ class Batch:
 
     def copy(self) -> "Batch":
         """Copies of the tensors, through which gradients flow back to the leaves of this batch."""
-        return Batch(**{f.name: getattr(self, f.name).clone() for f in fields(self)})
-
-    def part(self, rows: slice) -> "Batch":
-        """Some of the rows, with new leaves."""
-        return Batch(**{f.name: getattr(self, f.name)[rows] for f in fields(self)}).fresh()
-
-    def groups(self) -> Iterator["Batch"]:
-        """A copy of each group as a separate batch, through which gradients flow back to the leaves of this one."""
-        # One copy of each tensor, in which no two groups share a number. Unlike views by `split`, those by
-        # `unsafe_split` may be modified in place, as a loss may do.
-        alike = replace(self, group=torch.zeros_like(self.group))
-        parts = {f.name: torch.unsafe_split(getattr(alike, f.name).clone(), self.group_size) for f in fields(self)}
-        for part in zip(*parts.values(), strict=True):
-            yield Batch(*part)
+        return Batch(**{name: x.clone() for name, x in vars(self).items()})
 
     def at_reference(self) -> "Batch":
         """The same batch with the reference set to the policy, so that every KL is zero."""
@@ -132,3 +121,149 @@ def from_problem(problem: Problem, members: Tensor, advantage: Tensor) -> Batch:
         behavior_logits=problem.behavior_logits[problem.space.prefix][rows],
         tokens=problem.space.tokens[rows],
     ).fresh()
+
+
+# The problems: random, small, and different from each other.
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """A problem with the size of the groups drawn on it.
+
+    A batch is one group, and the audit sums over all groups. With `parts` it is the limit of large batches instead: one
+    batch holds every group as often as it is likely (`klgrad.enumeration.population`).
+    """
+
+    distance: str
+    problem: Problem
+    group_size: int
+    varying: bool
+    parts: int | None = None
+
+    @property
+    def name(self) -> str:
+        """A description that is unique among the problems."""
+        lengths = "varying" if self.varying else "fixed"
+        vocab = self.problem.space.vocab
+        groups = f"groups of {self.group_size}" + (" in one large batch" if self.parts else "")
+        return f"{self.distance}, {lengths} length, vocabulary {vocab}, {groups}"
+
+    @cached_property
+    def targets(self) -> Mapping[str, Tensor]:
+        """The gradient of every target on this problem: on the logits, and 0 on the padding."""
+        padding = self.problem.logits.new_zeros(self.problem.space.length)
+        return {name: torch.cat([t, padding]) for name, t in target_gradients(self.problem).items()}
+
+    def on_policy(self) -> "Case":
+        """The same case with the policy itself as the sampler."""
+        return replace(self, problem=self.problem.on_policy())
+
+    def describe(self) -> dict[str, object]:
+        """Plain data for JSON."""
+        space = self.problem.space
+        return {
+            "name": self.name,
+            "distance_to_reference": self.distance,
+            "vocabulary": space.vocab,
+            "length": space.length,
+            "lengths_vary": self.varying,
+            "completions": len(space),
+            "group_size": self.group_size,
+            "groups": len(space) ** self.group_size,
+        }
+
+
+SHAPES = (
+    # Vocabulary, length, ends, group size, seed. Pairs on the larger spaces, triples on the smaller: of a pair, a
+    # division by the standard deviation of the group keeps only the sign. Each seed is the first whose far problem
+    # exceeds every common clamp and bound (tested): k3 and k2, clamped at 10, have no gradient where log π/ref is
+    # beyond -2.61 and ±4.47, and importance ratios are truncated at 2 to 10.
+    (3, 2, False, 2, 19),
+    (3, 3, True, 2, 1),
+    (2, 2, False, 3, 75),
+    (2, 3, True, 3, 1620),
+)
+
+DISTANCES = {"near": (0.2, 0.5), "far": (2.5, 2.0)}
+"""Standard deviation of the logits of ref, and of the sampler, from those of π. Near ref, reverse and forward KL almost
+agree; far from it they do not."""
+
+
+@cache
+def cases(on_policy: bool = True) -> tuple[Case, ...]:
+    """All problems. They are built once.
+
+    Args:
+        on_policy: whether the policy itself is the sampler.
+    """
+    if on_policy:
+        return tuple(case.on_policy() for case in cases(False))
+    return tuple(
+        Case(
+            distance,
+            autoregressive(vocab, length, ends=ends, seed=seed, away_from_ref=from_ref, off_policy=off_policy),
+            group_size,
+            ends,
+        )
+        for vocab, length, ends, group_size, seed in SHAPES
+        for distance, (from_ref, off_policy) in DISTANCES.items()
+    )
+
+
+# The problems of the limit of large batches. A gradient that depends on statistics of the batch, such as a mean over
+# all its tokens, differs in batches of 2, 3 and 32 completions. Here one batch has every group of completions as often
+# as it is likely: the gradient of the loss on it is that of the limit, up to rounding.
+
+PROOF_SHAPES = (
+    # Distance to ref, vocabulary, length, ends, group size, parts. The batch has parts ^ (length * group size) groups:
+    # 64 or 256, few enough for a framework's trainer. With 2 parts the sampler is uniform.
+    ("near", 3, 2, False, 2, 4),
+    ("far", 3, 2, False, 2, 4),
+    ("far", 3, 2, True, 2, 4),
+    ("far", 2, 3, True, 2, 2),
+    ("far", 2, 2, True, 3, 2),
+)
+
+
+@cache
+def proof_cases(on_policy: bool, *, few: bool = False) -> tuple[Case, ...]:
+    """The problems on which the formula of a loss is compared with its enumerated gradient.
+
+    Args:
+        on_policy: whether the policy itself is the sampler.
+        few: the two smallest only, for a framework's trainer, whose calls take long.
+    """
+    if few:
+        return tuple(rational_case(*shape, on_policy=on_policy) for shape in PROOF_SHAPES if shape[-1] == 2)
+    return (*(rational_case(*shape, on_policy=on_policy) for shape in PROOF_SHAPES), _sure_case(on_policy))
+
+
+def rational_case(
+    distance: str, vocab: int, length: int, ends: bool, group_size: int, parts: int, *, on_policy: bool
+) -> Case:
+    """A random problem around a sampler with rational probabilities: π is away from the sampler, and ref from π.
+
+    The near and the far problem have the same sampler, and so the same mean length: a loss that divides by the mean
+    length has the same scale on both.
+    """
+    from_ref, off_policy = DISTANCES[distance]
+    drawn = autoregressive(vocab, length, ends=ends, seed=3, away_from_ref=from_ref, off_policy=off_policy)
+    sampler = with_rational_sampler(drawn.on_policy(), parts, on_policy=True)
+    to_ref, to_sampler = drawn.ref_logits - drawn.logits, drawn.behavior_logits - drawn.logits
+    logits = sampler.logits if on_policy else sampler.logits - to_sampler
+    problem = replace(sampler, logits=logits, ref_logits=logits + to_ref)
+    return Case(distance, problem, group_size, ends, parts)
+
+
+SURE = 20
+"""One over the probability of the rarer of two tokens: in the other problems and in the probes of a loss of logits no
+token is much more likely than one half."""
+
+
+def _sure_case(on_policy: bool) -> Case:
+    """One token out of two, of which the sampler is nearly certain."""
+    drawn = autoregressive(2, 1, ends=False, seed=3, away_from_ref=1.0)
+    sampler = torch.tensor([[SURE - 1, 1]], dtype=torch.float64).log() - math.log(SURE)
+    logits = sampler if on_policy else sampler + torch.tensor([[-0.5, 0.5]], dtype=torch.float64)
+    ref_logits = logits + drawn.ref_logits - drawn.logits
+    return Case("far", replace(drawn, logits=logits, ref_logits=ref_logits, behavior_logits=sampler), 2, False, SURE)

@@ -1,8 +1,8 @@
 """Numerical faults of a loss: overflow and lost digits in float32, masks with gaps, and empty completions."""
 
 import math
-from dataclasses import dataclass, fields, replace
-from functools import cache
+from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,8 +29,7 @@ DIGITS_LOST = 0.01
 """Relative difference between the float32 and the float64 coefficient that counts as wrong."""
 
 
-@dataclass(frozen=True)
-class Numerics:
+class Numerics(NamedTuple):
     """What the probes found; a log-ratio is signed, log π - log ref.
 
     Attributes:
@@ -52,9 +51,8 @@ def probe_float32(subject: Subject) -> Numerics:
     high, _ = _coefficients(subject, live, torch.float64)
     _, finite_beyond = _coefficients(subject, extreme, torch.float32)
     n = len(sizes)
-    below, above = (low[:n], high[:n]), (low[n:], high[n:])
-    wrong = [x for x in (_wrong_from(-1.0, *below), _wrong_from(1.0, *above)) if x is not None]
-    return Numerics(min(wrong, key=abs, default=None), finite and finite_beyond)
+    wrong = [_wrong_from(-1.0, low[:n], high[:n]), _wrong_from(1.0, low[n:], high[n:])]
+    return Numerics(min((x for x in wrong if x is not None), key=abs, default=None), finite and finite_beyond)
 
 
 def _wrong_from(sign: float, low: list[float], high: list[float]) -> float | None:
@@ -70,18 +68,10 @@ def _wrong_from(sign: float, low: list[float], high: list[float]) -> float | Non
 def _coefficients(subject: Subject, log_ratios: tuple[float, ...], dtype: torch.dtype) -> tuple[list[float], bool]:
     """The moved token's coefficient at each log-ratio, and whether the loss and every gradient is finite."""
     try:
-        loss, parts = evaluate(subject.large(), _probes(log_ratios, dtype).fresh())
+        loss, parts = evaluate(subject.large(), probe_batch(*log_ratios, dtype=dtype))
     except LossCallError:
         return [math.nan] * len(log_ratios), False
     return parts[0][:: len(LOGP), 1].tolist(), all(bool(torch.isfinite(x).all()) for x in (loss, *parts))
-
-
-@cache
-def _probes(log_ratios: tuple[float, ...], dtype: torch.dtype) -> Batch:
-    """A group for each log-ratio, in one batch."""
-    each = [probe_batch(x, dtype) for x in log_ratios]
-    together = {f.name: torch.cat([getattr(batch, f.name).detach() for batch in each]) for f in fields(Batch)}
-    return Batch(**together | {"group": torch.arange(len(each)).repeat_interleave(len(LOGP))})
 
 
 LOGP = ((-0.7, -0.5, -1.9), (-1.1, -0.3, -0.8), (-2.3, -1.4, -0.6))
@@ -89,39 +79,32 @@ REF_LOGP = ((-1.0, -0.5, -1.6), (-0.6, -0.9, -1.2), (-1.7, -1.5, -0.2))
 """Log-probs of the group, before the log-ratio of one token is changed."""
 
 
-def probe_batch(log_ratio: float, dtype: torch.dtype) -> Batch:
-    """Three completions of three tokens, on-policy; token [0, 1] has the given log-ratio."""
-    logp, ref = torch.tensor(LOGP, dtype=torch.float64), torch.tensor(REF_LOGP, dtype=torch.float64)
-    logp[0, 1] += min(log_ratio, 0.0)
-    ref[0, 1] -= max(log_ratio, 0.0)
+def probe_batch(*log_ratios: float, dtype: torch.dtype = torch.float64) -> Batch:
+    """Three completions of three tokens, on-policy, for each log-ratio, which the second token of the first one has."""
+    moved, n = torch.tensor(log_ratios, dtype=torch.float64), len(log_ratios)
+    logp, ref = (torch.tensor(x, dtype=torch.float64).repeat(n, 1) for x in (LOGP, REF_LOGP))
+    logp[:: len(LOGP), 1] += moved.clamp(max=0.0)
+    ref[:: len(LOGP), 1] -= moved.clamp(min=0.0)
     kl = (logp - ref).abs()
+    two_tokens = lambda x: torch.stack([x, torch.log1p(-x.exp())], -1)  # logits in which token 0 has these log-probs
     batch = Batch(
         logp=logp,
         ref_logp=ref,
-        old_logp=logp.clone(),
-        behavior_logp=logp.clone(),
+        old_logp=logp,
+        behavior_logp=logp,
         mask=torch.ones_like(logp, dtype=torch.bool),
         advantages=torch.zeros_like(logp),
         rewards=torch.zeros_like(logp[:, 0]),
-        group=torch.zeros(len(logp), dtype=torch.long),
+        group=torch.arange(n).repeat_interleave(len(LOGP)),
         token_reverse_kl=kl,
         token_forward_kl=kl,
-        logits=_two_tokens(logp),
-        ref_logits=_two_tokens(ref),
-        behavior_logits=_two_tokens(logp),
+        logits=two_tokens(logp),
+        ref_logits=two_tokens(ref),
+        behavior_logits=two_tokens(logp),
         tokens=torch.zeros(logp.shape, dtype=torch.long),
     )
-    cast = {f.name: _cast(getattr(batch, f.name), dtype) for f in fields(batch)}
+    cast = {name: x.to(dtype) if x.is_floating_point() else x for name, x in vars(batch).items()}
     return Batch(**cast).fresh()
-
-
-def _two_tokens(logp: Tensor) -> Tensor:
-    """Logits over a vocabulary of two, in which token 0 has these log-probs."""
-    return torch.stack([logp, torch.log1p(-logp.exp())], -1)
-
-
-def _cast(x: Tensor, dtype: torch.dtype) -> Tensor:
-    return x.to(dtype) if x.is_floating_point() else x
 
 
 # Single batches that ask one question each, about masks.
@@ -136,12 +119,12 @@ LOG_RATIO = 0.7
 def reads_masked(subject: Subject) -> bool:
     """Whether the gradient of live tokens depends on what is at masked positions."""
     batch = _masked_at((2, 1), (1, 2))  # inside a completion, and at the end of one
-    masked = {
+    other = {
         name: torch.where(_like(batch.mask, x), x, x - (2 if name.startswith("ref") else 1)).detach()
-        for name, x in ((f.name, getattr(batch, f.name)) for f in fields(batch))
+        for name, x in vars(batch).items()
         if x.is_floating_point() and x.dim() > 1 and name != "advantages"
     }
-    return not _same_at(batch.mask, _evaluated(subject, batch), _evaluated(subject, replace(batch, **masked).fresh()))
+    return not _same_at(batch.mask, _evaluated(subject, batch), _evaluated(subject, replace(batch, **other).fresh()))
 
 
 def stumbles_over_gaps(subject: Subject) -> bool:
@@ -150,23 +133,22 @@ def stumbles_over_gaps(subject: Subject) -> bool:
     The same completions without the gap have the masked position at their end. All have it at the same place, since a
     baseline may compare the tokens at one position.
     """
+    # The second and the third column in the other order; a tensor without columns stays as it is.
+    gap_last = lambda x: x if x.dim() == 1 else x.detach()[:, [0, 2, 1]]
     batch = _masked_at((0, 1), (1, 1), (2, 1))
-    moved = replace(batch, **{f.name: _gap_last(getattr(batch, f.name)) for f in fields(batch)}).fresh()
-    found, without = _evaluated(subject, batch), _evaluated(subject, moved)
-    if found is None or without is None:
-        return found is not without
-    back = Parts(*map(_gap_last, without))
-    is_clean = bool((found.logp[~batch.mask] == 0).all()) or bool((back.logp[~batch.mask] != 0).any())
-    return not (is_clean and _same_at(batch.mask, found, back))
+    moved = Batch(**{name: gap_last(x) for name, x in vars(batch).items()}).fresh()
+    inside, last = _evaluated(subject, batch), _evaluated(subject, moved)
+    if inside is None or last is None:
+        return inside is not last
+    back = Parts(*map(gap_last, last))
+    is_clean = bool((inside.logp[~batch.mask] == 0).all()) or bool((back.logp[~batch.mask] != 0).any())
+    return not (is_clean and _same_at(batch.mask, inside, back))
 
 
 def is_finite_if_empty(subject: Subject) -> bool:
     """Whether loss and gradient are finite, and no error, where one completion of a batch has no token."""
-    batch = probe_batch(LOG_RATIO, torch.float64)
-    mask = batch.mask.clone()
-    mask[0] = False
     try:
-        loss, parts = evaluate(subject, replace(batch, mask=mask).fresh())
+        loss, parts = evaluate(subject, _masked_at((0, 0), (0, 1), (0, 2)))
     except LossCallError:
         return False
     return all(bool(x.isfinite().all()) for x in (loss, *parts))
@@ -174,7 +156,7 @@ def is_finite_if_empty(subject: Subject) -> bool:
 
 def _masked_at(*positions: tuple[int, int]) -> Batch:
     """Three completions of three tokens, without those at some positions."""
-    batch = probe_batch(LOG_RATIO, torch.float64)
+    batch = probe_batch(LOG_RATIO)
     mask = batch.mask.clone()
     for position in positions:
         mask[position] = False
@@ -189,14 +171,12 @@ def _evaluated(subject: Subject, batch: Batch) -> Parts | None:
         return None
 
 
-def _same_at(mask: Tensor | None, one: Parts | None, other: Parts | None) -> bool:
-    """Whether derivatives are the same up to rounding, at all positions or at those of a mask."""
+def _same_at(mask: Tensor, one: Parts | None, other: Parts | None) -> bool:
+    """Whether derivatives at the positions of a mask are the same up to rounding."""
     if one is None or other is None:
         return one is other
-    for a, b in zip(one, other, strict=True):
-        if mask is not None:
-            a, b = (torch.where(_like(mask, x), x, 0) for x in (a, b))
-        a, b = a.nan_to_num(), b.nan_to_num()
+    for pair in zip(one, other, strict=True):
+        a, b = (torch.where(_like(mask, x), x, 0).nan_to_num() for x in pair)
         if float((a - b).norm()) > SAME * max(float(a.norm()), float(b.norm()), math.ulp(0.0)):
             return False
     return True
@@ -204,8 +184,3 @@ def _same_at(mask: Tensor | None, one: Parts | None, other: Parts | None) -> boo
 
 def _like(mask: Tensor, x: Tensor) -> Tensor:
     return mask if x.dim() == mask.dim() else mask[..., None]
-
-
-def _gap_last(x: Tensor) -> Tensor:
-    """The second and the third column in the other order; a tensor without columns stays as it is."""
-    return x if x.dim() == 1 else x.detach()[:, [0, 2, 1]]

@@ -146,18 +146,19 @@ class Credit:
     earlier: tuple[float, ...]
     divided: bool = False
 
+    def times(self, factor: float) -> "Credit":
+        """The credit multiplied by a factor: the curve of `sampled`, and the weights of the others."""
+        if self.source == "sampled":
+            return replace(self, curve=self.curve and self.curve.times(factor))
+        scaled = lambda weights: tuple(w * factor for w in weights)
+        return replace(self, now=self.now * factor, later=scaled(self.later), earlier=scaled(self.earlier))
+
     def values(self, inputs: ProbeInputs) -> Tensor:
         """(B, T) the estimates, 0 where masked."""
-        if self.source == "exact-reverse":
-            values = inputs.token_reverse_kl
-        elif self.source == "exact-forward":
-            values = inputs.token_forward_kl
-        elif self.source == "full":
-            assert self.curve is not None
-            values = tilted_divergence(self.curve, inputs)
+        if self.curve is None:
+            values = inputs.token_reverse_kl if self.source == "exact-reverse" else inputs.token_forward_kl
         else:
-            assert self.curve is not None
-            values = self.curve(inputs.log_ratio)
+            values = tilted_divergence(self.curve, inputs) if self.source == "full" else self.curve(inputs.log_ratio)
         return torch.where(inputs.mask, values, 0.0)
 
     def matrix(self, width: int) -> Tensor:
@@ -248,14 +249,14 @@ class Anatomy:
     """
 
     own: Curve
-    level: str
-    exact: tuple[float, float]
-    full: Curve | None
-    credits: tuple[Credit, ...]
-    unit: Unit
-    samples: Samples
-    baseline: Baseline
-    constant: float
+    level: str = "token"
+    exact: tuple[float, float] = (0.0, 0.0)
+    full: Curve | None = None
+    credits: tuple[Credit, ...] = ()
+    unit: Unit = UNITS[0]
+    samples: Samples = Samples()
+    baseline: Baseline = Baseline()
+    constant: float = 0.0
     entropy: tuple[float, float] = (0.0, 0.0)
     entropy_of_whole: bool = False
     late: int = 0
@@ -277,13 +278,6 @@ class Anatomy:
         """The parts of the loss multiplied by a factor."""
         if factor == 1.0 or self.baseline.spread != "none":
             return self
-        scaled = lambda weights: tuple(w * factor for w in weights)
-        credits = tuple(
-            replace(c, curve=c.curve and c.curve.times(factor))
-            if c.source == "sampled"
-            else replace(c, now=c.now * factor, later=scaled(c.later), earlier=scaled(c.earlier))
-            for c in self.credits
-        )
         reverse, forward = self.exact
         bonus, of_entries = self.entropy
         return replace(
@@ -291,7 +285,7 @@ class Anatomy:
             own=self.own.times(factor),
             exact=(reverse * factor, forward * factor),
             full=self.full and self.full.times(factor),
-            credits=credits,
+            credits=tuple(c.times(factor) for c in self.credits),
             constant=self.constant * factor,
             entropy=(bonus * factor, of_entries * factor),
         )
@@ -542,10 +536,9 @@ class Anatomy:
         }
 
     def _divergence(self) -> dict[str, object]:
-        shares = self.shares
-        each: list[dict[str, object]] = [_named_part(name, weight) for name, weight in shares.items()]
         curve = self.curve
-        if not curve.shares and not curve.is_zero:
+        each: list[dict[str, object]] = [_named_part(name, weight) for name, weight in self.shares.items()]
+        if "other" in self.shares:
             each = [{"name": "other", "curve": [x.tolist() for x in curve.points]}]
         named: dict[str, object] = {"name": "sum", "parts": each} if each else {"name": "nothing"}
         named = each[0] if len(each) == 1 else named

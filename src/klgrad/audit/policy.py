@@ -19,13 +19,13 @@ from ..enumeration import population
 from ..policy_losses import PolicyLoss, PolicyParts, Ratio, Weight
 from ..targets import Verdict
 from .anatomy import MIXED, PLACE, ROUNDED, enumerate_gradients, read_anatomy
-from .batch import Batch, advantage_of, from_problem
+from .batch import Batch, advantage_of, from_problem, proof_cases
 from .call import UserLoss
-from .gradients import Parts, evaluate, proof_cases, sum_over_rows
+from .gradients import Parts, evaluate, sum_over_rows
 from .parts import UNITS, Anatomy, Baseline, Unit
-from .probes import EXACT, HIGHEST_TWIN, ROWS, SINGLE, TOKENS, WIDTH, ProbeInputs, round_short
+from .probes import EXACT, HIGHEST_TWIN, ROWS, SINGLE, TOKENS, WIDTH, ProbeInputs, is_single, round_short
+from .procedure import name_of
 from .subject import Subject, as_subject
-from .verdict import name_of
 
 # Inputs and answers.
 
@@ -65,14 +65,10 @@ class PolicyReader:
         # A deviation of 0 gives 0/0: the loss then has no value without advantages, and no KL can be told.
         self.finite_at_zero = all(bool(torch.isfinite(x).all()) for x in none)
         self.has_rest = self.finite_at_zero and any(bool(x.any()) for x in none)
-        nudged, moved = (
-            evaluate(self.subject, _batch_of(replace(random, log_weight=random.log_weight + step), rewards))[1]
-            for step in (1e-11, 1e-2)
-        )
-        is_same = lambda some: all(torch.equal(a, b) for a, b in zip(answers[0], some, strict=True))
-        rounds = all(torch.equal(x, x.float().double()) for x in answers[0])
-        is_single = self.finite and (rounds or (is_same(nudged) and not is_same(moved)))
-        self.same = SINGLE if is_single else 10 * EXACT
+        nudged = lambda step: evaluate(
+            self.subject, _batch_of(replace(random, log_weight=random.log_weight + step), rewards)
+        )[1]
+        self.same = SINGLE if self.finite and is_single(answers[0], nudged) else 10 * EXACT
 
     def read(self, inputs: ProbeInputs, rewards: Tensor, of: str = "both") -> Answer:
         """What the loss answers to rewards, (B,); `of` is the sampler that is moved: `old`, `behavior` or both."""

@@ -239,6 +239,13 @@ def reader_of(subject: Subject, advantages: Advantages) -> Read:
     return read
 
 
+def is_single(answer: Sequence[Tensor], nudged: Callable[[float], Sequence[Tensor]]) -> bool:
+    """Whether a loss computes in float32, by what it answers, and what it answers after a step of its inputs."""
+    is_same = lambda step: all(torch.equal(a, b) for a, b in zip(answer, nudged(step), strict=True))
+    rounds = all(torch.equal(x, x.float().double()) for x in answer) and any(bool(x.any()) for x in answer)
+    return rounds or (is_same(1e-11) and not is_same(1e-2))
+
+
 # Curves: which function of the log-ratio a response is.
 
 NAMED: dict[str, Divergence] = {

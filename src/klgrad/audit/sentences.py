@@ -1,7 +1,6 @@
 """The parts of a loss in words: five lines and a formula, the cells of a table, and what was expected of a part."""
 
 import math
-from dataclasses import dataclass
 from itertools import pairwise
 
 from ..core.divergences import huber, named
@@ -10,25 +9,16 @@ from .anatomy import VOCABULARY
 from .parts import Anatomy, Bound, Credit, Unit
 from .probes import ESTIMATES, TOKENS
 
-TITLES = {
-    "reverse-kl": "reverse KL, KL(π‖ref)",
-    "forward-kl": "forward KL, KL(ref‖π)",
-    "chi-square": "half of χ²(π‖ref)",
-    "hellinger": "squared Hellinger distance",
-    "total-variation": "twice the total variation distance",
-    "jensen-shannon": "Jensen-Shannon divergence",
-    "alpha": "α-divergence",
+NAMES = {
+    "reverse-kl": ("reverse KL, KL(π‖ref)", "reverse KL"),
+    "forward-kl": ("forward KL, KL(ref‖π)", "forward KL"),
+    "chi-square": ("half of χ²(π‖ref)", "χ²"),
+    "hellinger": ("squared Hellinger distance", "Hellinger"),
+    "total-variation": ("twice the total variation distance", "total variation"),
+    "jensen-shannon": ("Jensen-Shannon divergence", "Jensen-Shannon"),
+    "alpha": ("α-divergence", "α-divergence"),
 }
-
-BRIEF = {
-    "reverse-kl": "reverse KL",
-    "forward-kl": "forward KL",
-    "chi-square": "χ²",
-    "hellinger": "Hellinger",
-    "total-variation": "total variation",
-    "jensen-shannon": "Jensen-Shannon",
-    "alpha": "α-divergence",
-}
+"""The words of each divergence: in a report, and in a table."""
 
 
 def report(a: Anatomy) -> list[tuple[str, str]]:
@@ -40,7 +30,7 @@ def report(a: Anatomy) -> list[tuple[str, str]]:
     rows = [("divergence", divergence(a))]
     if not a.proved_fresh:
         if a.shares:
-            alone = f"{formula(a)}, as in {_sum(a.shares, TITLES) if _is_named(a) else 'no known divergence'}"
+            alone = f"{formula(a)}, as in {_sum(a.shares, False) if _is_named(a) else 'no known divergence'}"
             rows.append(("one token", f"moved away from ref alone has the coefficient {alone}"))
         return [*rows, *(("beside it", text) for text in remarks(a)), ("proved", proof(a))]
     rows += [
@@ -107,7 +97,8 @@ def _spread(a: Anatomy) -> str:
 
 def _divisor(a: Anatomy) -> str:
     b = a.baseline
-    return f"the spread of the {b.spread}" if not b.signed else f"a number of the {b.spread} that is no spread, as it changes sign"
+    divisor = "a number of the {}, which may be below 0, as a mean may" if b.signed else "the spread of the {}"
+    return divisor.format(b.spread)
 
 
 def _stale(a: Anatomy) -> str:
@@ -181,10 +172,7 @@ def _uncorrected(a: Anatomy) -> str:
     if a.baseline.spread != "none":
         return "no objective: it is divided by a spread that the other samples decide"
     if a.level == "completion":
-        mean = (
-            "h(L), h' = c," if is_bounded else {"reverse-kl": "L²/2", "forward-kl": "k3(L)"}.get(name, "h(L), h' = c,")
-        )
-        return f"{descends} of {mean} under the sampler, L = log π/ref of the completion"
+        return f"{descends} of {_mean_of(name, is_bounded, 'L')} under the sampler, L = log π/ref of the completion"
     if any(c.later or c.earlier for c in a.credits):
         part = a.credits[0]
         weights = {w * (part.curve.shares.get("reverse-kl", 0.0) if part.curve else 0.0) for w in part.later}
@@ -194,14 +182,16 @@ def _uncorrected(a: Anatomy) -> str:
         if a.horizon.kind != "none":
             return "no objective: later tokens are those of the sampler"
         return "no objective: without a ratio"
-    texts = [] if a.own.is_zero else [f"{descends} of {_mean_of(name, is_bounded)} under the sampler"]
+    texts = [] if a.own.is_zero else [f"{descends} of {_mean_of(name, is_bounded, 'l')} under the sampler"]
     texts += ["the same on the sampler's prefixes"] if is_exact and not texts else []
     return texts[0] + (", and its exact part on the sampler's prefixes" if is_exact and not a.own.is_zero else "")
 
 
-def _mean_of(name: str, is_bounded: bool) -> str:
-    """The function whose derivative by l is the coefficient."""
-    return "h(l), h' = c," if is_bounded else {"reverse-kl": "l²/2", "forward-kl": "k3"}.get(name, "h(l), h' = c,")
+def _mean_of(name: str, is_bounded: bool, argument: str) -> str:
+    """The function whose derivative is the coefficient, by the log-ratio of a token (l) or a completion (L)."""
+    k3 = "k3" if argument == "l" else f"k3({argument})"
+    known = {} if is_bounded else {"reverse-kl": f"{argument}²/2", "forward-kl": k3}
+    return known.get(name, f"h({argument}), h' = c,")
 
 
 def cells(a: Anatomy) -> tuple[str, str, str, str, str]:
@@ -233,7 +223,7 @@ def divergence(a: Anatomy, *, brief: bool = False) -> str:
         return _nothing(a, brief)
     shares = a.shares
     if not a.proved_fresh:
-        alone = f"; one token alone: {_sum(shares, BRIEF)}" if _is_named(a) else ""
+        alone = f"; one token alone: {_sum(shares, True)}" if _is_named(a) else ""
         return f"not known{alone}" if brief else f"not known: {_cause(a)}"
     if not _is_named(a):
         if _is_flat_inside(a):
@@ -241,7 +231,7 @@ def divergence(a: Anatomy, *, brief: bool = False) -> str:
         own = "" if brief else ", of which the coefficient below is the slope"
         text = f"one of its own{own}{'' if a.curve.convex else ' (not convex)'}"
     else:
-        text = _sum(shares, BRIEF if brief else TITLES)
+        text = _sum(shares, brief)
     if a.level == "completion":
         text += ", between completions"
     if a.top_k is not None:
@@ -289,23 +279,22 @@ def _nothing(a: Anatomy, brief: bool) -> str:
     return "nothing: ref has no effect"
 
 
-def _sum(shares: dict[str, float], titles: dict[str, str]) -> str:
-    signs = {name: math.copysign(1.0, w) for name, w in shares.items()}
+def _sum(shares: dict[str, float], brief: bool) -> str:
     if len(shares) == 1:
         ((name, weight),) = shares.items()
-        return f"climbs the {_title(name, titles)}" if weight < 0 else _title(name, titles)
+        return f"climbs the {_title(name, brief)}" if weight < 0 else _title(name, brief)
     largest = max(abs(w) for w in shares.values())
     texts = []
     for name, weight in sorted(shares.items(), key=lambda pair: -pair[1]):
         factor = "" if abs(abs(weight) - largest) <= 1e-9 * largest else f"{abs(weight) / largest:.3g} x "
-        word = ("minus " if signs[name] < 0 else "plus ") if texts else ("minus " if signs[name] < 0 else "")
-        texts.append(f"{word}{factor}{_title(name, titles)}")
+        sign = "minus " if weight < 0 else "plus " if texts else ""
+        texts.append(f"{sign}{factor}{_title(name, brief)}")
     return " ".join(texts)
 
 
-def _title(name: str, titles: dict[str, str]) -> str:
+def _title(name: str, brief: bool) -> str:
     kind, _, order = name.rstrip(")").partition("(")
-    return titles[kind] + (f" ({'α' if kind == 'alpha' else 'β'} = {order})" if order else "")
+    return NAMES[kind][brief] + (f" ({'α' if kind == 'alpha' else 'β'} = {order})" if order else "")
 
 
 def _edges(a: Anatomy, brief: bool) -> str:
@@ -554,18 +543,6 @@ def proof(a: Anatomy) -> str:
 PARTS = ("divergence", "horizon", "samples", "unit", "baseline", "scale")
 
 
-@dataclass(frozen=True)
-class PartDifference:
-    """One part that is not as expected."""
-
-    part: str
-    expected: str
-    received: str
-
-    def __str__(self) -> str:
-        return f"expected {self.part}={self.expected}, found {self.part}={self.received}"
-
-
 def parse_parts(text: str) -> dict[str, str]:
     """Read `divergence=reverse-kl,horizon=all`.
 
@@ -607,9 +584,7 @@ def part_values(a: Anatomy) -> dict[str, str]:
     }
 
 
-def part_differences(a: Anatomy, wanted: dict[str, str]) -> list[PartDifference]:
-    """The parts that are not as expected; a loss whose formula is not proved meets no expectation."""
-    values = part_values(a)
-    if not a.proved_fresh:
-        return [PartDifference(name, value, "not proved") for name, value in wanted.items()]
-    return [PartDifference(name, value, values[name]) for name, value in wanted.items() if values[name] != value]
+def part_differences(a: Anatomy, wanted: dict[str, str]) -> list[tuple[str, str]]:
+    """What was expected of a part and what it is, where they differ; a loss that is not proved meets no expectation."""
+    values = part_values(a) if a.proved_fresh else dict.fromkeys(PARTS, "not proved")
+    return [(f"{name}={value}", values[name]) for name, value in wanted.items() if values[name] != value]

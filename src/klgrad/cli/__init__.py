@@ -16,7 +16,7 @@ from typer.rich_utils import rich_format_error
 
 from .. import __version__
 from ..errors import KlgradError
-from . import advise, audit, convert, diagnose, doctor, frameworks, logs, mcp, report, reproduce, train
+from . import advise, audit, convert, diagnose, doctor, frameworks, logs, mcp, reproduce, train
 from .console import INTERRUPTED, discard_output, spell_symbols, stderr, stdout
 
 ERROR = 2
@@ -36,7 +36,7 @@ app.command("convert")(convert.command)
 app.command("frameworks")(frameworks.command)
 app.command("logs")(logs.command)
 app.command("diagnose")(diagnose.command)
-app.command("report")(report.command)
+app.command("report")(frameworks.report)
 app.command("reproduce")(reproduce.command)
 app.command("train", context_settings=train.SETTINGS)(train.command)
 app.command("distill", context_settings=train.SETTINGS)(train.distill_command)

@@ -14,7 +14,7 @@ from rich.text import Text
 from ..errors import RunFileError, UnknownNameError
 from ..frameworks import DEFAULTS, FRAMEWORKS, HOMES, READERS, SETTINGS, recorded
 from ..frameworks.recommendation import TARGET_OF, Meaning, SettingLines, expresses
-from ..frameworks.run_file import DATA, Finding, Run, version_of
+from ..frameworks.run_file import DATA, PartAudit, Run, version_of
 from ..support import finite, text_table
 from ..targets import TARGETS, Verdict
 from .console import beside, deliver, stderr, stdout
@@ -28,7 +28,7 @@ def in_words(verdict: Verdict) -> str:
     return does if verdict in ("unknown", "nothing") else f"{does} ({verdict})"
 
 
-def report_on(file: Path, run: Run, findings: list[Finding]) -> RenderableType:
+def report_on(file: Path, run: Run, findings: list[PartAudit]) -> RenderableType:
     """The whole report, section by section."""
     parts: list[RenderableType] = [
         Text(f"{file}: {run.framework}, {run.trainer}", style="bold"),
@@ -52,7 +52,7 @@ def _settings(run: Run) -> Table:
     return text_table(rows, columns=3)
 
 
-def _finding(run: Run, finding: Finding) -> list[RenderableType]:
+def _finding(run: Run, finding: PartAudit) -> list[RenderableType]:
     part = finding.part
     parts: list[RenderableType] = [
         Text(f"KL in the {part.place}, β = {part.coefficient:g}", style="bold"),
@@ -79,7 +79,7 @@ def _named(words: str, verdict: str) -> str:
     return f"{words}." if verdict in ("unknown", "nothing") else f"{words} ({verdict})."
 
 
-def _changes(run: Run, findings: list[Finding], suffix: str) -> list[RenderableType]:
+def _changes(run: Run, findings: list[PartAudit], suffix: str) -> list[RenderableType]:
     target = f"the {TARGETS[run.target].title_in_sentence} ({run.target}),"
     if not run.changes and not findings:
         return [Text(f"No setting of {READERS[run.framework].title} that is read here adds one.")]
@@ -136,7 +136,7 @@ def _written(value: object) -> str:
     return f"{value:g}" if isinstance(value, int | float) else str(value)
 
 
-def json_of(file: Path, run: Run, findings: list[Finding]) -> str:
+def json_of(file: Path, run: Run, findings: list[PartAudit]) -> str:
     """The report as JSON."""
     settings = {
         name: {"value": value, "from": "set" if name in run.overrides else "file" if name in run.given else "default"}

@@ -54,7 +54,7 @@ def settings_of(console: Console, names: Iterable[str], *, wanted: bool) -> list
     Returns:
         The losses to audit.
     """
-    found: list[Subject] = []
+    subjects: list[Subject] = []
     for name in names:
         framework = FRAMEWORKS[framework_of(name)]
         try:
@@ -66,8 +66,8 @@ def settings_of(console: Console, names: Iterable[str], *, wanted: bool) -> list
             continue
         if framework.remark:
             console.print(framework.remark, style="yellow")
-        found += [every[each] for each in matching(name, list(every))]
-    return found
+        subjects += [every[each] for each in matching(name, list(every))]
+    return subjects
 
 
 def matching(name: str, settings: list[str]) -> list[str]:
@@ -75,10 +75,10 @@ def matching(name: str, settings: list[str]) -> list[str]:
     name = " ".join(name.split())
     if name in settings:
         return [name]
-    found = [each for each in settings if set(name.split(" ")) <= set(each.split(" "))]
-    if not found:
+    with_all = [each for each in settings if set(name.split(" ")) <= set(each.split(" "))]
+    if not with_all:
         raise UnknownNameError(f"setting of {framework_of(name)}", name, settings)
-    return found
+    return with_all
 
 
 def recorded_table(name: str) -> Group | None:
@@ -129,7 +129,7 @@ class Advantages(StrEnum):
     random = "random"
 
 
-class Parts(dict[str, str]):
+class ExpectedParts(dict[str, str]):
     """Values of parts that are expected: `divergence=reverse-kl,horizon=all`."""
 
 
@@ -140,10 +140,10 @@ def _target(name: str) -> Target:
     raise UnknownNameError("verdict", name, TARGETS)
 
 
-def _target_or_parts(text: str) -> Target | Parts:
+def _target_or_parts(text: str) -> Target | ExpectedParts:
     from ..audit.sentences import parse_parts
 
-    return Parts(parse_parts(text)) if "=" in text else _target(text)
+    return ExpectedParts(parse_parts(text)) if "=" in text else _target(text)
 
 
 def _completed(start: str) -> list[str]:
@@ -263,7 +263,8 @@ def command(
     if whole:
         _refuse_with_whole(
             {"--strict": strict, "--all": all_, "--catalogue": whole_catalogue}
-            | {"--advantages": advantages is not Advantages.zero, "--expect with parts": isinstance(expect, Parts)}
+            | {"--advantages": advantages is not Advantages.zero}
+            | {"--expect with parts": isinstance(expect, ExpectedParts)}
         )
         from .losses import check_whole, report_whole
 
@@ -276,13 +277,13 @@ def command(
         losses = [loss for loss in losses if not _show_recorded(console, loss)]
         if not losses and not all_:
             return None
-    found = settings_of(console, FRAMEWORKS, wanted=False) if all_ else []
-    found += find_losses(losses or [], settings, console, failures)
+    chosen = settings_of(console, FRAMEWORKS, wanted=False) if all_ else []
+    chosen += find_losses(losses or [], settings, console, failures)
     if not losses and not all_:
         known = catalogue()
-        found = list(known.values()) if whole_catalogue else [known[common] for common in COMMON]
+        chosen = list(known.values()) if whole_catalogue else [known[common] for common in COMMON]
     audited: list[tuple[Subject, AuditResult]] = []
-    for subject in tracked(found, "Auditing", progress):
+    for subject in tracked(chosen, "Auditing", progress):
         with failures.collected(subject.name), first_lines(subject.name, progress), imports_for(subject.name):
             audited.append((subject, audit(subject, advantages=advantages.value)))
     if audited:
@@ -353,7 +354,7 @@ def _page(subjects: list[Subject], results: list[AuditResult], not_audited: Mapp
 def _check_expectations(
     console: Console,
     results: list[AuditResult],
-    expect: Target | Parts | None,
+    expect: Target | ExpectedParts | None,
     expect_off_policy: Target | None,
     strict: bool,
 ) -> bool:
@@ -362,7 +363,7 @@ def _check_expectations(
 
     first = expect.name if isinstance(expect, Target) else expect
     wanted = (first, expect_off_policy and expect_off_policy.name)
-    failed = [f"{r.name}: {found}" for r in results for found in differences(r, *wanted, strict=strict)]
+    failed = [f"{r.name}: {difference}" for r in results for difference in differences(r, *wanted, strict=strict)]
     for line in failed:
         console.print(line, style="bold red", soft_wrap=True)
     return bool(failed)

@@ -25,7 +25,8 @@ SPELLED = {
     "σ": "sigma", "θ": "theta", "χ": "chi", "φ": "phi", "Δ": "Delta", "ε": "epsilon", "α": "alpha", "γ": "gamma",
     "Π": "prod", "∂": "d", "√": "sqrt", "∝": "~", "≪": "<<", "≤": "<=", "≥": ">=", "·": "*", "×": "x", "½": "1/2",
     "≠": "!=", "−": "-", "–": "-", "—": "-", "’": "'", "‘": "'", "“": '"', "”": '"', "…": "...", "→": "->", "•": "*",
-    "⁻": "^-", "⁰": "^0", "¹": "^1", "²": "^2", "³": "^3", "⁴": "^4", "⁶": "^6", "⁸": "^8", "ν": "nu", "η": "eta", "ᵀ": "^T",
+    "⁻": "^-", "⁰": "^0", "¹": "^1", "²": "^2", "³": "^3", "⁴": "^4", "⁶": "^6", "⁸": "^8", "ν": "nu",
+    "η": "eta", "ᵀ": "^T",
 }  # fmt: skip
 """Replacements of the characters in reports and help texts that are not ASCII, for terminals without them."""
 
@@ -187,7 +188,7 @@ def deliver(console: Console, report: RenderableType, *files: tuple[Path | None,
                 write_output(path, content())
                 written.append(path)
     finally:
-        console.print(report)
+        console.print(report, crop=False)  # lines to copy may be longer than the console is wide
         for path in written:
             if not is_stdout(path):
                 print_path(stderr(), f"Wrote {path}")

@@ -19,7 +19,7 @@ from ..frameworks import DEFAULTS, FRAMEWORKS, recorded
 from ..frameworks.conversion import (
     LOG_RATIOS,
     WORDS,
-    Batch,
+    BatchSizes,
     Pull,
     differences_of,
     factor_of,
@@ -84,7 +84,7 @@ def command(
 
     The pull near ref is exact, from the audits of both. Farther from it two divergences differ: the table shows how.
     """
-    batch = Batch(length, completions, group, width)
+    batch = BatchSizes(length, completions, group, width)
     sides = [_side(text, json) for text in (first, second)]
     if sides[1].beta is not None:
         raise SettingError("one β, of the first loss", f"beta={sides[1].beta:g} of the second", "leave it out")

@@ -16,7 +16,7 @@ from ..support import finite
 from .console import beside, deliver, stderr
 
 if TYPE_CHECKING:
-    from ..frameworks.run_file import Finding
+    from ..frameworks.run_file import PartAudit
     from ..frameworks.run_settings import Run
     from ..logs.diagnosis import Diagnosis, Observation, RunConfiguration, RunDiagnosis
     from ..logs.symptoms import Fact
@@ -104,7 +104,7 @@ def _configuration(path: Path, framework: str | None) -> RunConfiguration:
     )
 
 
-def _facts(run: Run, findings: list[Finding]) -> set[Fact]:
+def _facts(run: Run, findings: list[PartAudit]) -> set[Fact]:
     words = " ".join(f"{finding.words} {finding.notes}" for finding in findings)
     holds_by_fact: dict[Fact, bool] = {
         "no-kl": not findings,

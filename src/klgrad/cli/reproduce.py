@@ -53,7 +53,7 @@ def measure(named: Sequence[Study], out: Path) -> str:
     benchmarks = CHECKOUT / "benchmarks"
     if not benchmarks.is_dir():
         raise ExperimentError("the scripts of benchmarks/", "an installed package without them", "run it in a checkout")
-    if not torch.cuda.is_available():
+    if not torch.cuda.is_available() and not all(study.experiment and study.experiment.on_cpu for study in named):
         raise ExperimentError("a CUDA GPU", "none", "leave out --run to see the committed numbers")
     folder = out.resolve() / "runs"
     for command in commands(named, benchmarks, resolve("smollm2"), folder):
@@ -96,7 +96,11 @@ def command(
         ),
     ] = None,
     run: Annotated[
-        bool, typer.Option("--run", help="Train the language models of the named results again, on this machine's GPU.")
+        bool,
+        typer.Option(
+            "--run",
+            help="Run the language models of the named results again, on this machine's GPU; baselines on its CPU.",
+        ),
     ] = False,
 ) -> None:
     """Recompute the papers' tabular and analytic results, check each claim, and draw a figure.

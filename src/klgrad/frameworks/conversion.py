@@ -92,7 +92,7 @@ def _refusal(a: Anatomy) -> str:
 
 
 @dataclass(frozen=True)
-class Batch:
+class BatchSizes:
     """The sizes of a training batch that a conversion may need; None where they were not given.
 
     Attributes:
@@ -128,7 +128,7 @@ def _own_mean(pull: Pull) -> str:
     return {"group-mean": "group", "batch-mean": "completions"}.get(pull.baseline, "")
 
 
-def factor_of(first: Pull, second: Pull, batch: Batch) -> float:
+def factor_of(first: Pull, second: Pull, batch: BatchSizes) -> float:
     """What β of the first is multiplied by to be that of the second.
 
     Args:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Difference:
+class PartChange:
     """One part of one setting that is not as it was recorded.
 
     Attributes:
@@ -37,7 +37,7 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class Drift:
+class VersionDrift:
     """One framework against its record.
 
     Attributes:
@@ -57,7 +57,7 @@ class Drift:
     newest: str | None
     installed: str | None
     audited: bool = False
-    differences: list[Difference] = field(default_factory=list)
+    differences: list[PartChange] = field(default_factory=list)
     failure: str = ""
 
     @property
@@ -79,19 +79,19 @@ def newest_release(distribution: str) -> str | None:
     return first[1] if first else None
 
 
-def check(framework: Framework, known: Recorded | None) -> Drift:
+def check(framework: Framework, known: Recorded | None) -> VersionDrift:
     """Ask the index, and audit what is installed here in another version than the recorded one."""
     installed = None if framework.transcribed else framework.installed
     # What is transcribed has the name of a repository in place of a package.
     newest = None if "/" in framework.distribution else newest_release(framework.distribution)
     recorded, date = (known.version, known.date) if known else (None, "")
-    drift = Drift(framework.name, recorded, date, newest, installed)
+    drift = VersionDrift(framework.name, recorded, date, newest, installed)
     if known is None or installed in (None, known.version):
         return drift
     return audit_again(framework, known, drift)
 
 
-def audit_again(framework: Framework, known: Recorded, drift: Drift) -> Drift:
+def audit_again(framework: Framework, known: Recorded, drift: VersionDrift) -> VersionDrift:
     """Audit the installed code, and compare it with the record by part."""
     from ..audit import audit
     from ..audit.render.terminal import cells_of
@@ -105,12 +105,12 @@ def audit_again(framework: Framework, known: Recorded, drift: Drift) -> Drift:
     return replace(drift, audited=True, differences=compare(known, rows))
 
 
-def compare(known: Recorded, rows: list[list[str]]) -> list[Difference]:
+def compare(known: Recorded, rows: list[list[str]]) -> list[PartChange]:
     """The cells in which an audit differs from the recorded one."""
     was, now = ({row[0]: row for row in each} for each in (known.rows, rows))
-    found = [Difference(name, "setting", name, "") for name in was if name not in now]
-    found += [Difference(name, "setting", "", name) for name in now if name not in was]
+    found = [PartChange(name, "setting", name, "") for name in was if name not in now]
+    found += [PartChange(name, "setting", "", name) for name in now if name not in was]
     for name in was:
         cells = zip(known.columns[1:], was[name][1:], now.get(name, was[name])[1:], strict=True)
-        found += [Difference(name, part, old, new) for part, old, new in cells if old != new]
+        found += [PartChange(name, part, old, new) for part, old, new in cells if old != new]
     return found

@@ -8,6 +8,8 @@ as labels; offline the teacher has its two most likely entries. Only these files
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from functools import cache
 from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -15,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from . import tunix
 from .framework import Default, Framework
 from .harness import load, of_arrays, subject
+from .run_settings import Change, Reader, Run, with_defaults
 
 if TYPE_CHECKING:
     from ..audit import Subject
@@ -95,6 +98,37 @@ def _distillation_file() -> ModuleType:
     return load("maxtext", file, stand_ins=STAND_INS, replaced=("maxtext", "tunix", "orbax"))
 
 
+# Its RL trainer passes `rl` to Tunix, and no `kl_loss_mode`.
+
+RL = "rl."
+KNOWN: dict[str, Any] = {
+    f"{RL}grpo_beta": 0.08,
+    f"{RL}loss_agg_mode": tunix.PER_COMPLETION,
+    f"{RL}num_iterations": 1,
+    f"{RL}off_policy_steps": 0,
+}
+NO_MODE = (
+    "MaxText has no setting for Tunix's kl_loss_mode, whose default is k1: no setting makes this KL act. Pass "
+    'kl_loss_mode="mse_kl" to GrpoConfig in train_rl.py.'
+)
+
+
+def read_config(given: dict[str, Any], _: str | None = None) -> Run:
+    """Read `rl` of a configuration of MaxText's RL trainer."""
+    settings, named = with_defaults(given, KNOWN)
+    values = tunix.GRPO | {name.removeprefix(RL): value for name, value in settings.items()}
+    values["beta"] = settings[f"{RL}grpo_beta"]
+    part, changes = tunix.grpo_part("maxtext", RL, values, None)
+    part = replace(part, loss=f"maxtext rl.grpo_beta rl.loss_agg_mode={values['loss_agg_mode']}")
+    own = [change for change in changes if change.name in KNOWN]
+    if values["beta"]:
+        own.insert(
+            0, Change(f"{RL}grpo_beta", 0.0, values["beta"], "k1 as a loss descends nothing; or patch the trainer")
+        )
+    parts, stale = (part,) if values["beta"] else (), tunix.stale(values)
+    return Run("maxtext", "Tunix's GRPO", settings, named, parts, stale, "reverse-kl-token", tuple(own), (NO_MODE,))
+
+
 FRAMEWORK = Framework(
     "maxtext",
     "maxtext",
@@ -103,5 +137,14 @@ FRAMEWORK = Framework(
     Default(
         "RL with rl.grpo_beta=0.08, which Tunix 0.1.7 trains: k1 as a loss, a mean per completion",
         f"maxtext rl.grpo_beta rl.loss_agg_mode={tunix.PER_COMPLETION}",
+    ),
+    reader=Reader(
+        "MaxText",
+        KNOWN,
+        read_config,
+        re.compile(r"(.*/)?(src\.)?maxtext[./]trainers[./]post_train[./]rl[./]train_rl(\.py)?"),
+        beginnings=(f"{RL}grpo_", f"{RL}use_agentic_rollout"),
+        source="AI-Hypercomputer/maxtext: trainers/post_train/rl/train_rl.py, configs/types.py of the wheel; read on "
+        "2026-11-18",
     ),
 )

@@ -430,14 +430,14 @@ def names_like_a_kl(names: Iterable[str], framework: str) -> list[str]:
 
 def version_of(framework: str) -> str:
     """The release whose defaults are taken."""
-    return READERS[framework].version or FRAMEWORKS[framework].tested
+    return FRAMEWORKS[framework].tested
 
 
 # What each KL of a run descends: by the audit of the installed framework, or as it was recorded.
 
 
 @dataclass(frozen=True)
-class Finding:
+class PartAudit:
     """What one KL of a run descends.
 
     Attributes:
@@ -470,7 +470,7 @@ class Finding:
         return {**part, "caveat": self.part.caveat, **found}
 
 
-def find(run: Run) -> list[Finding]:
+def find(run: Run) -> list[PartAudit]:
     """Audit each KL of a run with the installed framework; take the recorded audit where it is not installed.
 
     Args:
@@ -482,10 +482,10 @@ def find(run: Run) -> list[Finding]:
     return [_audited(run, part) or _recorded(run, part) for part in run.parts]
 
 
-def _audited(run: Run, part: KLPart) -> Finding | None:
+def _audited(run: Run, part: KLPart) -> PartAudit | None:
     framework, reader = FRAMEWORKS.get(_owner(part)), READERS[run.framework]
     own_code = framework is not None and framework.installed is not None
-    if not own_code and not (part.build and reader.version):
+    if not own_code and not (part.build and reader.source):
         return None
     import torch
 
@@ -495,9 +495,9 @@ def _audited(run: Run, part: KLPart) -> Finding | None:
 
     torch.set_num_threads(1)  # the tensors are too small for threads to help
     try:
-        own = own_code and (reader.version or not part.build)  # a transcription yields to the code itself
+        own = own_code and (reader.source or not part.build)  # a transcription yields to the code itself
         listed = {x.name: x for x in framework.subjects()}.get(part.loss) if own and framework else None
-        is_own_code = listed is not None or not reader.version
+        is_own_code = listed is not None or not reader.source
         listed = part.build() if listed is None and part.build else listed
     except (NotAuditableError, ImportError):
         return None
@@ -507,9 +507,11 @@ def _audited(run: Run, part: KLPart) -> Finding | None:
     if is_own_code and framework is not None:
         source = f"audited here with {framework.name} {framework.installed}"
     else:
-        source = f"audited here: its formula, transcribed from {reader.title} {reader.version}"
+        source = f"audited here: its formula, transcribed from {reader.title} {version_of(run.framework)}"
     words = in_words(r), in_words(r, on_policy=False)
-    found = Finding(part, r.verdict, r.verdict_off_policy, r.holds, *words, source, str(r.advice), "; ".join(notes(r)))
+    found = PartAudit(
+        part, r.verdict, r.verdict_off_policy, r.holds, *words, source, str(r.advice), "; ".join(notes(r))
+    )
     return replace(found, parts=tuple(report(r.anatomy)) if r.anatomy else ())
 
 
@@ -518,12 +520,12 @@ def _owner(part: KLPart) -> str:
     return part.loss.split()[0]
 
 
-def _recorded(run: Run, part: KLPart) -> Finding:
+def _recorded(run: Run, part: KLPart) -> PartAudit:
     known = recorded(_owner(part))
     if known is None or part.loss not in known.verdicts:
         # Without `build` the framework's list has all that can be audited, installed or not.
         remedy = f"install {_owner(part)} to audit these settings" if part.build else "no audit has these settings"
-        return Finding(part, "", "", None, "", "", f"not audited: {remedy}")
+        return PartAudit(part, "", "", None, "", "", f"not audited: {remedy}")
     notes = next(row[-1] for row in known.rows if row[0] == part.loss)
     source = f"recorded on {known.date} with {known.framework} {known.version}"
-    return Finding(part, *known.verdicts[part.loss], *known.words[part.loss], source, notes=notes)
+    return PartAudit(part, *known.verdicts[part.loss], *known.words[part.loss], source, notes=notes)

@@ -153,8 +153,7 @@ class Reader:
         old: names of earlier releases, by those of today.
         old_note: what is said where they are read.
         abbreviates: whether a command may have the beginning of a name in its place.
-        version: the release whose source has these defaults, where no audited framework says it.
-        source: the repository and the files that they were read in, and when.
+        source: where and when its formulae were read; empty where only its own code is audited.
         flags: whether a script gives settings as `--name value`, and not as `name=value`; and how words are joined.
         elsewhere: words of a command that are left unread, because they have no setting of a KL by convention.
     """
@@ -171,7 +170,6 @@ class Reader:
     old: dict[str, str] = field(default_factory=dict)
     old_note: str = ""
     abbreviates: bool = False
-    version: str = ""
     source: str = ""
     flags: Literal["", "_", "-"] = ""
     elsewhere: re.Pattern[str] | None = None

@@ -8,15 +8,20 @@ is 0. Only these files are loaded. The functions cast to float32.
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from ..errors import RunFileError
+from .formulae import OVER_COMPLETIONS, OVER_TOKENS, SUM as SUMMED, AsLoss, InReward, number_or_none, part_of
 from .framework import Default, Framework
 from .harness import instead, load, of_arrays, subject
+from .run_settings import Change, KLPart, Reader, Run, Why, one_of, with_defaults
 
 if TYPE_CHECKING:
     from ..audit import Subject
+    from ..targets import Verdict
 
 PER_COMPLETION, PER_TOKEN, SUM = "sequence-mean-token-mean", "token-mean", "seq-mean-token-sum"
 
@@ -129,6 +134,103 @@ def _make_traceable(learner: Any) -> None:
     learner.jax = SimpleNamespace(**vars(jax) | {"device_get": lambda x: x})
 
 
+# `grpo_config`, `agentic_grpo_config` and `ppo_config`.
+
+GRPO: dict[str, Any] = {
+    "beta": 0.04,
+    "kl_loss_mode": "kl",
+    "loss_agg_mode": PER_COMPLETION,
+    "num_iterations": 1,
+    "off_policy_steps": 0,
+}
+PPO: dict[str, Any] = {"beta": 0.04, "kl_method": "low_var_kl", "gamma": 1.0, "gae_lambda": 0.95, "num_iterations": 1}
+SECTIONS = {"grpo_config.": GRPO, "agentic_grpo_config.": GRPO, "ppo_config.": PPO}
+KNOWN = {f"{section}{name}": value for section, known in SECTIONS.items() for name, value in known.items()}
+"""The defaults of the classes, and not those of `base_config.yaml`, whose β is 0.08."""
+
+CLAMPS = tuple(f"{section}kl_clamp_value" for section in SECTIONS)
+KINDS = {"kl": "k1", "mse_kl": "k2", "low_var_kl": "k3"}
+REDUCTIONS = {
+    PER_TOKEN: OVER_TOKENS,
+    PER_COMPLETION: OVER_COMPLETIONS,
+    "sequence-mean-token-scale": SUMMED,
+    SUM: SUMMED,
+    "sequence-mean-token-sum-norm": SUMMED,
+}
+BETA = (
+    "A script that starts from base_config.yaml has its β of 0.08 where it names none; the number here is the class's."
+)
+
+
+def read_config(given: dict[str, Any], _: str | None = None) -> Run:
+    """Read the section of the algorithm; its class has the defaults."""
+    named = [section for section in SECTIONS if any(name.startswith(section) for name in given)]
+    if len(named) != 1:
+        received = " and ".join(named) or "none of them"
+        raise RunFileError(f"one of {', '.join(SECTIONS)}", received, "give the file of one algorithm")
+    (section,) = named
+    defaults = {f"{section}{name}": value for name, value in SECTIONS[section].items()}
+    settings, shown = with_defaults(given, defaults)
+    clamp = number_or_none(given, f"{section}kl_clamp_value", None)
+    values = {name.removeprefix(section): value for name, value in settings.items()}
+    reasons = stale(values)
+    if section == "ppo_config.":
+        part, changes = _ppo_part(section, values, clamp)
+        target: Verdict = "reverse-kl-sequence"
+    else:
+        part, changes = grpo_part("tunix", section, values, clamp)
+        target = "reverse-kl-token"
+    notes = (BETA,) if f"{section}beta" not in given else ()
+    parts = (part,) if values["beta"] else ()
+    return Run("tunix", section.removesuffix("."), settings, shown, parts, reasons, target, tuple(changes), notes)
+
+
+def grpo_part(framework: str, section: str, values: dict[str, Any], clamp: float | None) -> tuple[KLPart, list[Change]]:
+    """The KL of its GRPO, and what to change.
+
+    Args:
+        framework: `tunix` or `maxtext`.
+        section: before the names of the settings.
+        values: those of `GRPO`.
+        clamp: the bound on the value, None without.
+    """
+    mode = one_of(f"{section}kl_loss_mode", values["kl_loss_mode"], tuple(KINDS))
+    unit = one_of(f"{section}loss_agg_mode", values["loss_agg_mode"], tuple(REDUCTIONS))
+    changes = [Change(f"{section}beta", 0.04, 0.0, "at 0 there is no KL")] * (not values["beta"])
+    if mode != "mse_kl":
+        why = Why.AS_LOSS["k1"] if mode == "kl" else Why.K3
+        changes.append(Change(f"{section}kl_loss_mode", "mse_kl", mode, why))
+    if clamp is not None:
+        why = f"beyond a value of {clamp:g} there is no gradient"
+        changes.append(Change(f"{section}kl_clamp_value", None, clamp, why))
+    if REDUCTIONS[unit] == OVER_COMPLETIONS:
+        changes.append(Change(f"{section}loss_agg_mode", "token-mean", unit, Why.LENGTH))
+    name = f"grpo kl_loss_mode={mode} loss_agg_mode={unit}{'' if clamp is None else f' kl_clamp_value={clamp:g}'}"
+    return part_of(framework, name, AsLoss(KINDS[mode], clamp=clamp), REDUCTIONS[unit], values["beta"]), changes
+
+
+def _ppo_part(section: str, values: dict[str, Any], clamp: float | None) -> tuple[KLPart, list[Change]]:
+    mode = one_of(f"{section}kl_method", values["kl_method"], tuple(KINDS))
+    changes = [Change(f"{section}kl_method", "kl", mode, Why.ONLY_K1)] * (mode != "kl")
+    for name in ("gamma", "gae_lambda"):
+        if values[name] != 1:
+            changes.append(Change(f"{section}{name}", 1.0, values[name], "the KL of later tokens is discounted"))
+    if clamp is not None:
+        changes.append(Change(f"{section}kl_clamp_value", None, clamp, f"values beyond {clamp:g} are cut"))
+    form = InReward(KINDS[mode], discount=values["gamma"] * values["gae_lambda"], clamp=clamp)
+    caveat = "Audited with a critic that is 0, and advantages that are not normalised."
+    name = f"ppo kl_method={mode} gamma={values['gamma']:g} gae_lambda={values['gae_lambda']:g}"
+    return part_of("tunix", name, form, OVER_TOKENS, values["beta"], caveat), changes
+
+
+def stale(values: dict[str, Any]) -> tuple[str, ...]:
+    """Why completions are not those of the policy that is updated, by the values of `GRPO` or `PPO`."""
+    found = [f"{x}={values[x]}: a batch is used for several updates" for x in ("num_iterations",) if values[x] > 1]
+    if values.get("off_policy_steps"):
+        found.append(f"off_policy_steps={values['off_policy_steps']}: completions of earlier policies are trained on")
+    return tuple(found)
+
+
 FRAMEWORK = Framework(
     "tunix",
     "google-tunix",
@@ -137,5 +239,20 @@ FRAMEWORK = Framework(
     Default(
         "GRPO with beta=0.04: k1 as a loss (kl_loss_mode=kl), a mean per completion",
         f"tunix grpo kl_loss_mode=kl loss_agg_mode={PER_COMPLETION}",
+    ),
+    reader=Reader(
+        "Tunix",
+        KNOWN,
+        read_config,
+        re.compile(r"tunix\.cli\.(grpo|ppo)\w*|tunix\.cli\.\w*(grpo|ppo)\w*"),
+        beginnings=tuple(SECTIONS),
+        harmless=(
+            "rl_training_config.",
+            *(f"{section}force_compute_kl" for section in SECTIONS),
+            *(f"{section}advantage_estimator" for section in SECTIONS),
+        ),
+        sections=CLAMPS,
+        source="google/tunix: tunix/rl/grpo/grpo_learner.py, rl/agentic/agentic_grpo_learner.py, "
+        "rl/ppo/ppo_learner.py, rl/algo_core.py, rl/common.py of the wheel; read on 2026-11-18",
     ),
 )

@@ -6,9 +6,7 @@ default. In the reward (`use_kl_in_reward`) `apply_kl_penalty` takes the old log
 computes token-level rewards, `compute_advantage` turns them into advantages, and `ppo_loss` applies them to logp and
 sums over the tokens (`seq-mean-token-sum`); scores are the advantages of the audit on the last token. Distillation
 takes ref_logp as the log-probs of the teacher, and no task reward; it has no clamp, as in verl's YAML file, unless the
-name says so. Its `forward_kl_topk` needs whole distributions,
-which a batch of the audit does not have: a separate test checks what it descends, and
-`klgrad advise verl --divergence forward` reports it.
+name says so. A test of its own checks what its `forward_kl_topk` descends; `klgrad advise verl` says it.
 """
 
 from __future__ import annotations
@@ -399,7 +397,10 @@ def _read_declared(given: dict[str, Any], mode: str) -> tuple[KLPart, list[Chang
     name = f"verl klgrad {written} loss_agg_mode={reduction}"
     caveat = "Audited at the first update on a batch." if found.in_advantage else ""
     place = "advantage" if found.in_advantage else "loss"
-    part = KLPart(place, name, float(found.coef), partial(declared, settings, reduction), caveat)
+    if found.over_entries:
+        caveat = "Not audited: it is over the teacher's top k, from logits that the audit does not have."
+    build = None if found.over_entries else partial(declared, settings, reduction)
+    part = KLPart(place, name, float(found.coef), build, caveat)
     return part, changes, found.term.descends.on_policy
 
 
@@ -475,6 +476,8 @@ def read_config(given: dict[str, Any], _: str | None = None) -> Run:
         parts, changes = [*parts, found], [*changes, *wanted]
     changes += _reduction(mode)
     notes = ("Both KLs are on: their gradients add up.",) if len(parts) - declares > 1 else ()
+    if distils and settings[f"{TEACHER_LOSS}loss_mode"] == "forward_kl_topk":
+        notes = (*notes, TOPK_DESCENDS)
     if in_reward and given.get(f"{ALGORITHM}kl_ctrl.type") == "adaptive":
         notes = (*notes, ADAPTS)
     if declares and (in_loss or in_reward):
@@ -517,6 +520,11 @@ def _read_teacher(settings: dict[str, Any], given: dict[str, Any]) -> tuple[KLPa
 
 
 TEACHER_MODES = {"kl": "k1", "mse": "k2", "low_var_kl": "k3"}
+TOPK_DESCENDS = (
+    "loss_mode=forward_kl_topk descends the forward KL from the teacher restricted to its top k tokens, off by up to "
+    "twice the probability left out. It has no gradient where its value is negative, which happens when the student "
+    "gives those tokens more probability than the teacher; with use_policy_gradient=True it descends nothing."
+)
 TOPK = "the tail outside the teacher's top k is left out, and there is no gradient where the value is negative"
 
 
@@ -652,11 +660,7 @@ FRAMEWORK = Framework(
             "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum",
             "verl use_kl_loss kl_loss_type=low_var_kl loss_agg_mode=seq-mean-token-sum",
             Descends("unknown", "unknown"),
-            "It is forward-kl-token, without gradient where log π/ref is below -2.61. Distillation with "
-            "loss_mode=forward_kl_topk descends the forward KL from the teacher restricted to its top k tokens, off by "
-            "up to twice the probability left out. It has no gradient where its value is negative, which happens when "
-            "the student gives those tokens more probability than the teacher; with use_policy_gradient=True it "
-            "descends nothing.",
+            f"It is forward-kl-token, without gradient where log π/ref is below -2.61. Distillation with {TOPK_DESCENDS}",
             SEQ_MEAN_TOKEN_SUM,
         ),
     },

@@ -1,7 +1,7 @@
 """Log-probs, exact KLs and the entropy of each token: from hidden states without storing logits, and from logits."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import ModuleType
 from typing import Any, NamedTuple, ParamSpec, TypeVar
@@ -76,13 +76,13 @@ def check_outcome(
     vocabulary: int,
     outputs: tuple[Tensor, ...],
     policy: tuple[Tensor | None, ...],
-    reference: tuple[Tensor | None, ...],
+    references: list[tuple[Tensor | None, Tensor | None, Tensor | None]],
 ) -> None:
     """Check targets and results with one device synchronisation; find the error only if there is one."""
     outside = (wanted < 0) | (wanted >= vocabulary)
     if bool(outside.any() | ~torch.stack([*outputs[:5], *outputs[6:]]).detach().isfinite().all()):
         check_targets(wanted, vocabulary)
-        _results(policy, reference)
+        _results([policy, *references])
 
 
 def check_targets(wanted: Tensor, vocabulary: int) -> None:
@@ -95,10 +95,14 @@ def check_targets(wanted: Tensor, vocabulary: int) -> None:
         )
 
 
-def _results(policy: tuple[Tensor | None, ...], reference: tuple[Tensor | None, ...]) -> None:
+def _results(models: list[tuple[Tensor | None, ...]]) -> None:
     """Raise an error that names the input which caused a NaN or infinity in a result."""
-    names = ("hidden", "head.weight", "head.bias", "ref_hidden", "ref_head.weight", "ref_head.bias")
-    for name, x in zip(names, (*policy, *reference), strict=True):
+    inputs = [
+        (("ref_" if i else "") + name, x)
+        for i, model in enumerate(models)
+        for name, x in zip(("hidden", "head.weight", "head.bias"), model, strict=True)
+    ]
+    for name, x in inputs:
         if x is not None and not bool(x.isfinite().all()):
             where = (~x.isfinite()).nonzero()[0].tolist()
             raise KernelInputError(
@@ -175,7 +179,8 @@ def uncompiled(function: Callable[P, R]) -> Callable[P, R]:
 class StatisticsFunction(torch.autograd.Function):
     """Computes (logp, ref_logp, reverse KL, forward KL, entropy, log-probs of other entries) of each token.
 
-    A divergence, if one is wanted, is the seventh output.
+    A divergence, if one is wanted, is the seventh output. `references` are hidden states, weight and bias of each one,
+    with its settings in `configs`; what depends on them is summed with `weights`, numbers or (N,) tensors.
     """
 
     @staticmethod
@@ -184,42 +189,59 @@ class StatisticsFunction(torch.autograd.Function):
         hidden: Tensor,
         weight: Tensor,
         bias: Tensor | None,
-        ref_hidden: Tensor | None,
-        ref_weight: Tensor | None,
-        ref_bias: Tensor | None,
-        config: PassConfig,
+        configs: list[PassConfig],
+        weights: list[Tensor | float],
+        *references: Tensor | None,
     ) -> tuple[Tensor, ...]:
-        forward_state = scan(Operands(hidden, weight, bias, ref_hidden, ref_weight, ref_bias, config))
-        ctx.save_for_backward(hidden, weight, bias, ref_hidden, ref_weight, ref_bias)
-        ctx.config, ctx.forward_state = config, forward_state
+        ctx.save_for_backward(hidden, weight, bias, *references)
+        ctx.configs, ctx.weights = configs, weights
+        ctx.forward_states = forward_states = scan(_pairs((hidden, weight, bias), references, configs))
         ctx.set_materialize_grads(False)
-        logsumexp, entropy, lse_difference, reverse, forward = forward_state.statistics
-        logp, ref_logp = (
-            log_prob(*pair) for pair in zip(forward_state.picked, (logsumexp, logsumexp - lse_difference), strict=True)
-        )
-        ctx.mark_non_differentiable(ref_logp)
-        others = log_prob(forward_state.others, logsumexp[:, None])
+        logsumexp, entropy, *_ = forward_states[0].statistics
         # Copies, because a caller may change the returned tensors in place, and backward still needs these.
-        divergence = () if forward_state.divergence is None else (forward_state.divergence[0].clone(),)
-        return logp, ref_logp, reverse.clone(), forward.clone(), entropy.clone(), others, *divergence
+        total = lambda values: sum((w * x for w, x in zip(weights, values, strict=True)), torch.zeros_like(logsumexp))
+        logp = log_prob(forward_states[0].picked[0], logsumexp)
+        ref_logp = total(log_prob(s.picked[1], logsumexp - s.statistics.lse_difference) for s in forward_states)
+        ctx.mark_non_differentiable(ref_logp)
+        others = log_prob(forward_states[0].others, logsumexp[:, None])
+        reverse, forward = (total(s.statistics[i] for s in forward_states) for i in (3, 4))
+        wanted = [s.divergence[0] for s in forward_states if s.divergence is not None]
+        divergence = (total(wanted),) if wanted else ()
+        return logp, ref_logp, reverse, forward, entropy.clone(), others, *divergence
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor | None) -> tuple[Tensor | None, ...]:
         check_first_order()
-        operands, forward_state = Operands(*ctx.saved_tensors, config=ctx.config), ctx.forward_state
+        hidden, weight, bias, *references = ctx.saved_tensors
+        pairs, forward_states = _pairs((hidden, weight, bias), references, ctx.configs), ctx.forward_states
         # Kept logits are overwritten by their gradient; a second backward pass recomputes them.
-        ctx.forward_state = replace(forward_state, kept=None)
+        ctx.forward_states = [replace(s, kept=None) for s in forward_states]
         logp, _, reverse, forward, entropy, others, *divergence = upstream
-        none = torch.zeros_like(forward_state.statistics.logsumexp)
-        given = [none if x is None else x.to(none.dtype) for x in (logp, reverse, forward, entropy)]
+        statistics = [own.statistics for own in forward_states]
+        none = torch.zeros_like(statistics[0].logsumexp)
+        cast = lambda x: none if x is None else x.to(none.dtype)
         elsewhere = None if others is None else others.sum(-1).to(none.dtype)
-        numbers = state.gradient_numbers(forward_state.statistics, state.Upstream(*given), elsewhere)
-        if divergence and divergence[0] is not None:
-            numbers = state.with_divergence(numbers, divergence[0].to(none.dtype), forward_state.divergence[1])
-        kept = over_kept(operands, forward_state, numbers, others)
-        forward_state = ctx.forward_state  # without the other half of what was kept, whose memory is now free
-        slopes = gradients(operands, forward_state, numbers, others, kept, ctx.needs_input_grad)
-        return slopes.hidden, slopes.weight, slopes.bias, None, None, None, None
+        own = (state.Upstream(cast(logp), none, none, cast(entropy)), elsewhere)
+        numbers: list[Tensor] = []
+        for i, (w, s) in enumerate(zip(ctx.weights, statistics, strict=True)):
+            # The policy's own outputs count once.
+            given, elsewhere = own if i == 0 else (state.Upstream(none, none, none, none), None)
+            given = given._replace(reverse_kl=w * cast(reverse), forward_kl=w * cast(forward))
+            numbers.append(state.gradient_numbers(s, given, elsewhere))
+            if divergence and divergence[0] is not None:
+                mean_slope = forward_states[i].divergence[1]
+                numbers[i] = state.with_divergence(numbers[i], w * cast(divergence[0]), mean_slope)
+        kept = over_kept(pairs[0], forward_states[0], numbers[0], others)
+        forward_states = ctx.forward_states  # without the other half of what was kept, whose memory is now free
+        slopes = gradients(pairs, forward_states, numbers, others, kept, ctx.needs_input_grad)
+        return slopes.hidden, slopes.weight, slopes.bias, None, None, *(None for _ in references)
+
+
+def _pairs(
+    policy: tuple[Tensor | None, ...], references: Sequence[Tensor | None], configs: list[PassConfig]
+) -> list[Operands]:
+    """The policy with each of the references."""
+    return [Operands(*policy, *references[3 * i : 3 * i + 3], config=config) for i, config in enumerate(configs)]  # type: ignore[arg-type]
 
 
 # `token_statistics`: log-probs, both exact KLs and the entropy, from hidden states and without storing logits.
@@ -288,9 +310,10 @@ def token_statistics(
     hidden: Tensor,
     head: Head,
     targets: Tensor,
-    ref_hidden: Tensor | None = None,
-    ref_head: Head | None = None,
+    ref_hidden: Tensor | Sequence[Tensor] | None = None,
+    ref_head: Head | Sequence[Head] | None = None,
     *,
+    ref_weights: Sequence[float | Tensor] | None = None,
     mask: Tensor | None = None,
     entries: Tensor | None = None,
     divergence: str | Divergence | None = None,
@@ -314,7 +337,11 @@ def token_statistics(
         head: the policy's output head.
         targets: (...) sampled tokens; values where `mask` is 0 are ignored.
         ref_hidden: (..., H') last hidden states of the reference, whose hidden size may differ.
-        ref_head: the reference's head, over the same vocabulary.
+            Several references are a list: the policy's logits are computed once for all of them.
+        ref_head: the reference's head, over the same vocabulary; a list beside a list.
+        ref_weights: of several references, each a number or a tensor that broadcasts to (...): `ref_logp`, both KLs and
+            `divergence` are sums with these weights. By default they are equal, of sum 1. With weights of sum 1 the sum
+            of reverse KLs is the KL to the references' geometric mean, up to a constant.
         mask: (...) 1 where a token is live; masked tokens are not computed.
         entries: (..., k) further vocabulary entries whose log-probs to compute, such as a teacher's top k.
         divergence: an f-divergence to compute beside the rest, as `klgrad.divergences.named` takes it:
@@ -349,25 +376,31 @@ def token_statistics(
         tensor([[ 0.2442, -0.1221],
                 [-0.1221,  0.2442]])
     """
-    check_shapes(hidden, targets, ref_hidden, mask, entries)
-    check_heads(head, hidden, ref_head, ref_hidden)
+    pairs = _references(ref_hidden, ref_head)
+    for x, h in pairs:
+        check_shapes(hidden, targets, x, mask, entries)
+        check_heads(head, hidden, h, x)
     if divergence is not None:
-        if ref_head is None:
+        if pairs == [(None, None)]:
             raise KernelInputError("a reference with `divergence`", "none", "pass ref_hidden and ref_head")
         divergence = named(divergence)
     live = torch.ones_like(targets, dtype=torch.bool) if mask is None else mask != 0
     index = None if mask is None else live.flatten().nonzero()[:, 0]
     flat = lambda x: live_rows(x, index, live.ndim)
     policy = head_tensors(flat(hidden), head)
-    reference: tuple[Tensor | None, Tensor | None, Tensor | None] = (None, None, None)
-    if ref_hidden is not None and ref_head is not None:
-        x, weight, bias = head_tensors(flat(ref_hidden), ref_head)
-        reference = x.detach(), weight.detach(), None if bias is None else bias.detach()
+    references: list[tuple[Tensor | None, Tensor | None, Tensor | None]] = []
+    for x, h in pairs:
+        given = (None, None, None) if x is None or h is None else head_tensors(flat(x), h)
+        references.append(tuple(None if y is None else y.detach() for y in given))  # type: ignore[arg-type]
+    weights = _weights(
+        ref_weights, len(pairs), targets, lambda x: flat(x).to(torch.promote_types(policy[0].dtype, torch.float32))
+    )
     wanted, others = flat(targets).long().contiguous(), _entries(entries, flat, targets)
     shard = shard_of(len(policy[1]), group, hidden.device)
-    transforms = head.transform, ref_head.transform if ref_head is not None else Transform()
-    # Logits of the kernels for Hopper round differently, and they compute no divergence.
-    hopper = divergence is None and used_for(policy, reference, transforms, others.shape[1])
+    transforms = [Transform() if h is None else h.transform for _, h in pairs]
+    # Logits of the kernels for Hopper round differently, and they compute no divergence, and one reference.
+    alone = divergence is None and len(pairs) == 1
+    hopper = alone and used_for(policy, references[0], (head.transform, transforms[0]), others.shape[1])
     plan = make_plan(
         max(len(wanted), 1),
         len(policy[1]),
@@ -381,18 +414,21 @@ def token_statistics(
     config = PassConfig(
         own(wanted),
         own(others),
-        _plan_for(divergence, hidden.device, plan),
-        *transforms,
+        _plan_for(divergence, hidden.device, plan, len(pairs)),
+        head.transform,
+        transforms[0],
         shard,
         backend_for(policy[0]) if divergence is None or generators.parts_of(divergence) else tiles_torch,
         hopper,
         divergence,
     )
+    configs = [replace(config, ref_transform=transform) for transform in transforms]
+    flattened = [x for reference in references for x in reference]
     with torch.autocast(hidden.device.type, enabled=False):
-        outputs = StatisticsFunction.apply(*policy, *reference, config)
+        outputs = StatisticsFunction.apply(*policy, configs, weights, *flattened)
     logp, ref_logp, reverse, forward, entropy, entries_logp, *wanted_divergence = outputs
     if validate:
-        check_outcome(torch.cat([wanted[:, None], others], 1), shard.vocabulary, outputs, policy, reference)
+        check_outcome(torch.cat([wanted[:, None], others], 1), shard.vocabulary, outputs, policy, references)
     back = lambda x: all_rows(x, index, live.shape)
     paired = ref_hidden is not None
     return TokenStatistics(
@@ -406,15 +442,52 @@ def token_statistics(
     )
 
 
-def _plan_for(divergence: Divergence | None, device: torch.device, plan: TilePlan) -> TilePlan:
-    """The plan with short strips on a CPU, and without kept logits if the slope jumps at l = 0.
+def _references(
+    hidden: Tensor | Sequence[Tensor] | None, head: Head | Sequence[Head] | None
+) -> list[tuple[Tensor | None, Head | None]]:
+    """Hidden states and head of each reference; None for both without one."""
+    one = [hidden] if hidden is None or isinstance(hidden, Tensor) else list(hidden)
+    other = [head] if head is None or isinstance(head, Head) else list(head)
+    if len(one) != len(other) or not one:
+        raise KernelInputError(
+            "as many `ref_head` as `ref_hidden`, and one at least", f"{len(other)} and {len(one)}", "pass two lists"
+        )
+    return list(zip(one, other, strict=True))
 
-    Rounded to 16 bits, they would be on the wrong side of the jump.
+
+def _weights(
+    given: Sequence[float | Tensor] | None, count: int, targets: Tensor, flat: Callable[[Tensor], Tensor]
+) -> list[float | Tensor]:
+    """The weight of each reference: a number, or (N,) of the live tokens."""
+    weights = [1 / count] * count if given is None else list(given)
+    if len(weights) != count:
+        raise KernelInputError(
+            f"{count} `ref_weights`, one for each reference", f"{len(weights)}", "leave them out for equal ones"
+        )
+    rows: list[float | Tensor] = []
+    for weight in weights:
+        if isinstance(weight, Tensor):
+            try:
+                weight = flat(weight.detach().expand(targets.shape))
+            except RuntimeError:
+                expected = f"`ref_weights` that fit the targets, {tuple(targets.shape)}"
+                remedy = "pass one number, or one for each token"
+                raise KernelInputError(expected, f"shape {tuple(weight.shape)}", remedy) from None
+        rows.append(weight)
+    return rows
+
+
+def _plan_for(divergence: Divergence | None, device: torch.device, plan: TilePlan, references: int = 1) -> TilePlan:
+    """The plan with short strips on a CPU, and without kept logits if they could not be used.
+
+    Rounded to 16 bits, they would be on the wrong side of a slope's jump at l = 0. They are of one pair of models, and
+    with several the memory of half a strip is that of a further gradient.
     """
     if device.type == "cpu":
         plan = replace(plan, strip=min(plan.strip, CPU_STRIP))
     jumps = divergence is not None and divergence.scale == torch.inf
-    return replace(plan, kept=0, kept_bytes=0) if jumps else plan
+    plan = replace(plan, kept=0, kept_bytes=0) if jumps or references > 1 else plan
+    return replace(plan, strip=-(-plan.strip // 2)) if references > 1 else plan
 
 
 def head_tensors(hidden: Tensor, head: Head) -> tuple[Tensor, Tensor, Tensor | None]:

@@ -33,52 +33,66 @@ class ForwardState:
     divergence: Tensor | None = None
 
 
-def scan(operands: Operands) -> ForwardState:
-    """Run one pass over every tile, and a second one for a divergence, which needs both log-sum-exps."""
+def scan(pairs: list[Operands]) -> list[ForwardState]:
+    """Run one pass over every tile, and a second one for a divergence, which needs both log-sum-exps.
+
+    The pairs have one policy, whose logits are computed once, and each its own reference.
+    """
+    operands = pairs[0]
     config, tokens = operands.config, len(operands.hidden)
-    picked = torch.zeros_like(operands.new(2, tokens))
+    picked = [torch.zeros_like(operands.new(2, tokens)) for _ in pairs]
     others = torch.zeros_like(operands.new(tokens, config.others.shape[1]))
     kept = _room(operands)
     states = (
-        hopper_passes.states_of(operands, picked, kept) if config.hopper else _states_of(operands, picked, others, kept)
+        [hopper_passes.states_of(operands, picked[0], kept)]
+        if config.hopper
+        else _states_of(pairs, picked, others, kept)
     )
-    statistics = state.finish(config.shard.merge(state.merge(states)))
-    divergence = None if config.divergence is None else config.shard.total(_divergence_of(operands, statistics))
-    return ForwardState(statistics, config.shard.total(picked), config.shard.total(others), states, kept, divergence)
+    total = config.shard.total
+    statistics = [state.finish(config.shard.merge(state.merge(own))) for own in states]
+    divergences = [None] * len(pairs) if config.divergence is None else map(total, _divergences_of(pairs, statistics))
+    others = total(others)
+    return [
+        ForwardState(own, total(logits), others, sums, kept, divergence)
+        for own, logits, sums, divergence in zip(statistics, picked, states, divergences, strict=True)
+    ]
 
 
-def _states_of(operands: Operands, picked: Tensor, others: Tensor, kept: CachedLogits | None) -> Tensor:
+def _states_of(pairs: list[Operands], picked: list[Tensor], others: Tensor, kept: CachedLogits | None) -> list[Tensor]:
     """Compute the states of all slices, and write the logits of the wanted entries and those that are kept."""
-    config, tokens = operands.config, len(operands.hidden)
+    operands, config = pairs[0], pairs[0].config
     fields = state.FIELDS if operands.paired else state.POLICY_FIELDS
-    states = operands.new(fields, _slices(operands), tokens)
-    for tile, rows, columns, first in _tiles(operands):
+    states = [operands.new(fields, _slices(operands), len(operands.hidden)) for _ in pairs]
+    for i, tile, rows, columns, first in _tiles(pairs):
         own = kept.cut(rows, columns) if kept else None
-        config.backend.statistics(tile, states[:, :, rows], first, picked[:, rows], own)
-        if others.shape[1]:
+        config.backend.statistics(tile, states[i][:, :, rows], first, picked[i][:, rows], own)
+        if i == 0 and others.shape[1]:
             _pick(tile, config.others[rows], others[rows])
     return states
 
 
-def _divergence_of(operands: Operands, statistics: Statistics) -> Tensor:
-    """Compute (2, N) the divergence and the mean of its slope; the logits are computed again."""
-    sums = operands.new(2, _slices(operands), len(operands.hidden))
-    numbers = torch.stack([statistics.logsumexp, statistics.lse_difference])
-    for tile, rows, _, first in _tiles(operands):
-        operands.config.backend.divergence(tile, numbers[:, rows], sums[:, :, rows], first)
-    return sums.sum(1)
+def _divergences_of(pairs: list[Operands], statistics: list[Statistics]) -> list[Tensor]:
+    """Compute (2, N) the divergence and the mean of its slope, for each pair; the logits are computed again."""
+    operands = pairs[0]
+    sums = [operands.new(2, _slices(operands), len(operands.hidden)) for _ in pairs]
+    numbers = [torch.stack([own.logsumexp, own.lse_difference]) for own in statistics]
+    for i, tile, rows, _, first in _tiles(pairs):
+        operands.config.backend.divergence(tile, numbers[i][:, rows], sums[i][:, :, rows], first)
+    return [own.sum(1) for own in sums]
 
 
 def _slices(operands: Operands) -> int:
     return sum(operands.config.backend.slices(len(columns)) for columns in operands.tiles)
 
 
-def _tiles(operands: Operands) -> Iterator[tuple[Tile, slice, range, int]]:
-    """Every tile with its tokens, its entries and the number of its first slice; the next one overwrites its logits."""
-    config, buffers, first = operands.config, operands.buffers(), 0
+def _tiles(pairs: list[Operands]) -> Iterator[tuple[int, Tile, slice, range, int]]:
+    """Every tile of every pair: its number, tokens, entries and the first slice's number; the next overwrites it."""
+    operands, first = pairs[0], 0
+    config, buffers = operands.config, operands.buffers()
     for columns in operands.tiles:
         for rows in config.plan.strips(0, len(operands.hidden)):
-            yield operands.projected(rows, columns, buffers), rows, columns, first
+            for i, pair in enumerate(pairs):
+                yield i, pair.projected(rows, columns, buffers, policy=i == 0), rows, columns, first
         first += config.backend.slices(len(columns))
 
 
@@ -148,9 +162,9 @@ def over_kept(operands: Operands, forward_state: ForwardState, numbers: Tensor, 
 
 
 def gradients(
-    operands: Operands,
-    forward_state: ForwardState,
-    numbers: Tensor,
+    pairs: list[Operands],
+    forward_states: list[ForwardState],
+    numbers: list[Tensor],
     others: Tensor | None,
     kept: Tensor | None,
     needed: tuple[bool, ...],
@@ -158,8 +172,9 @@ def gradients(
     """Compute the gradients of a weighted sum of the outputs, those `needed` of hidden states, weight and bias.
 
     `kept` is (N, entries) the gradient at the first entries, as `over_kept` returns it; the rest is computed here. The
-    forward state has no kept logits any more. `numbers` and `others` are weights, as for `over_kept`.
+    forward states have no kept logits any more. `numbers` (of each pair) and `others` are weights, as for `over_kept`.
     """
+    operands = pairs[0]
     several = len(operands.chunks) != 1
     # The matrix product sums over the tokens of a chunk; several chunks also need a sum in float32.
     new_weight = torch.zeros_like if several else torch.empty_like
@@ -169,7 +184,10 @@ def gradients(
         torch.zeros_like(operands.bias, dtype=operands.dtype) if needed[2] and operands.bias is not None else None,
     )
     for rows in operands.chunks:
-        _chunk(operands, rows, forward_state, numbers, others, None if kept is None else kept[rows], total)
+        own = None if kept is None else kept[rows]
+        done = 0 if own is None else own.shape[1]
+        recomputed = _recomputed(pairs, rows, done, forward_states, numbers, others)
+        _chunk(operands, rows, own, recomputed, total)
     return Gradients(
         None if total.hidden is None else operands.config.shard.total(total.hidden),
         None if total.weight is None else total.weight.to(operands.weight.dtype),
@@ -180,50 +198,57 @@ def gradients(
 def _chunk(
     operands: Operands,
     rows: slice,
-    forward_state: ForwardState,
-    numbers: Tensor,
-    others: Tensor | None,
     kept: Tensor | None,
+    recomputed: Iterator[tuple[range, Tensor]],
     total: Gradients,
 ) -> None:
     """One chunk of tokens: one product for all kept tiles, and one for each other tile."""
     done = 0 if kept is None else kept.shape[1]
-    recomputed = [t for t in operands.tiles if t.start >= done]
-    parts = len(recomputed) + (kept is not None)
+    parts = sum(tile.start >= done for tile in operands.tiles) + (kept is not None)
     to_hidden = None if total.hidden is None else total.hidden[rows]
     hidden_sum = to_hidden if to_hidden is None or parts == 1 else operands.new(*to_hidden.shape)
     if kept is not None:  # the kept part is one matrix, so one product is enough
         _multiply(operands, rows, range(done), kept, hidden_sum, True, total)
-    for columns, out in _recomputed(operands, rows, recomputed, forward_state, numbers, others):
+    for columns, out in recomputed:
         _multiply(operands, rows, columns, out, hidden_sum, columns.start == 0, total)
     if to_hidden is not None and hidden_sum is not None and hidden_sum is not to_hidden:
         to_hidden.copy_(hidden_sum)
 
 
 def _recomputed(
-    operands: Operands,
+    pairs: list[Operands],
     rows: slice,
-    tiles: list[range],
-    forward_state: ForwardState,
-    numbers: Tensor,
+    done: int,
+    forward_states: list[ForwardState],
+    numbers: list[Tensor],
     others: Tensor | None,
 ) -> Iterator[tuple[range, Tensor]]:
-    """Compute the logits of some tiles again, and yield each tile with its gradient; the next one overwrites it."""
+    """Compute the logits from entry `done` on again, and yield each tile's gradient; the next one overwrites it."""
+    operands = pairs[0]
+    tiles = [tile for tile in operands.tiles if tile.start >= done]
     if not tiles:
         return
     plan, hopper = operands.config.plan, operands.config.hopper
-    room = operands.new(rows.stop - rows.start, plan.columns, dtype=operands.weight.dtype)
+    new = lambda tokens: operands.new(tokens, plan.columns, dtype=operands.weight.dtype)
+    room = new(rows.stop - rows.start)
+    further = [new(min(plan.strip, len(room)))] * (len(pairs) - 1)
     buffers = [] if hopper else operands.buffers()
-    raw_numbers = hopper_passes.scaled(operands, numbers) if hopper else numbers
+    raw_numbers = hopper_passes.scaled(operands, numbers[0]) if hopper else numbers[0]
     for columns in tiles:
         out = room[:, : len(columns)]
         if hopper:
             hopper_passes.gradient(operands, rows, columns, raw_numbers, out)
-        else:
-            for strip in plan.strips(rows.start, rows.stop):
-                local = out[strip.start - rows.start : strip.stop - rows.start]
-                tile = operands.projected(strip, columns, buffers)
-                _to_logits(operands, tile, strip, forward_state, 0, numbers, others, None, local)
+            yield columns, out
+            continue
+        for strip in plan.strips(rows.start, rows.stop):
+            local = out[strip.start - rows.start : strip.stop - rows.start]
+            given = zip(pairs, forward_states, numbers, [local, *further], strict=True)
+            for i, (pair, forward_state, own, to) in enumerate(given):
+                tile = pair.projected(strip, columns, buffers, policy=i == 0)
+                to = to[: len(local), : len(columns)]
+                _to_logits(pair, tile, strip, forward_state, 0, own, None if i else others, None, to)
+                if i:
+                    local += to
         yield columns, out
 
 

@@ -396,11 +396,12 @@ class Operands:
         plan = self.config.plan
         return [self.new(min(plan.strip, len(self.hidden)), plan.columns) for _ in range(2 if self.paired else 1)]
 
-    def projected(self, rows: slice, columns: range, buffers: list[Tensor]) -> Tile:
-        """The tile, with raw logits computed into the buffers."""
+    def projected(self, rows: slice, columns: range, buffers: list[Tensor], policy: bool = True) -> Tile:
+        """The tile, with raw logits computed into the buffers; without `policy` the policy's are there already."""
         raw = [buffer[: rows.stop - rows.start, : len(columns)] for buffer in buffers]
         part = slice(columns.start, columns.stop)
-        matmul_t(self.hidden[rows], self.weight[part], raw[0])
+        if policy:
+            matmul_t(self.hidden[rows], self.weight[part], raw[0])
         if self.ref_hidden is not None and self.ref_weight is not None:
             matmul_t(self.ref_hidden[rows], self.ref_weight[part], raw[1])
         return self.tile(rows, columns, *raw)

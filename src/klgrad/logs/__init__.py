@@ -1,4 +1,17 @@
 """Examines the logs of a run: KL estimates, coefficients of the KL term, and whether trainer and sampler agree."""
 
+from typing import TYPE_CHECKING, Any
+
 from ..errors import LogError as LogError
-from .examination import LogReport as LogReport, examine as examine
+
+if TYPE_CHECKING:
+    from .examination import LogReport as LogReport, examine as examine
+
+
+def __getattr__(name: str) -> Any:
+    """Import torch for rollouts only: scalar logs need none."""
+    if name not in ("LogReport", "examine"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from . import examination
+
+    return getattr(examination, name)

@@ -390,7 +390,7 @@ class Topic:
     Attributes:
         threads: as OWNER/NAME#NUMBER, on GitHub.
         asks: the question or the report.
-        answer: what answers it; where nothing does, it begins with "Not answered".
+        answer: what answers it; it begins with "In part" where that is not all, and with "Not answered" where nothing is.
         symptoms: the names of the symptoms that it shows, if any.
     """
 

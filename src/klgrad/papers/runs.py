@@ -75,11 +75,25 @@ def at_start(rows: Iterable[Row], column: str) -> Found:
     return over_seeds([runs[0] for runs in by_seed.values()], column)
 
 
-def difference(higher: Found, lower: Found) -> Found:
-    """A difference of two means or of two differences over seeds, its error, and the smaller number of seeds."""
-    high, low = (found["mean"] if "mean" in found else found["difference"] for found in (higher, lower))
-    error = math.hypot(higher["error"], lower["error"])
-    return {"difference": high - low, "error": error, "seeds": min(higher["seeds"], lower["seeds"])}
+def pairs_by_seed(ones: Iterable[Row], others: Iterable[Row]) -> list[tuple[Row, Row]]:
+    """The runs of two settings that have one seed; each setting has one row for a seed."""
+    by_seed = {row["seed"]: row for row in others}
+    return [(row, by_seed[row["seed"]]) for row in ones if row["seed"] in by_seed]
+
+
+def gaps(pairs: Iterable[tuple[Row, Row]], column: str) -> list[Row]:
+    """The first run of each pair less the second: a row with the seed, `gap`, and its error."""
+    found = []
+    for one, other in pairs:
+        error = math.hypot(*(float(row.get(f"{column}_se") or 0) for row in (one, other)))
+        gap = float(one[column]) - float(other[column])
+        found.append({"seed": one["seed"], "gap": str(gap), "gap_se": str(error)})
+    return found
+
+
+def gaps_by_seed(ones: Iterable[Row], others: Iterable[Row], column: str) -> list[Row]:
+    """`gaps` of two settings, where both have a seed."""
+    return gaps(pairs_by_seed(ones, others), column)
 
 
 def paired_difference(pairs: Sequence[tuple[Row, Row]], column: str) -> Found:
@@ -94,21 +108,12 @@ def paired_difference(pairs: Sequence[tuple[Row, Row]], column: str) -> Found:
         >>> {name: round(x, 3) for name, x in paired_difference(pairs, "right").items()}
         {'difference': 0.3, 'error': 0.1, 'seeds': 2}
     """
-    gaps = []
-    for one, other in pairs:
-        error = math.hypot(*(float(row.get(f"{column}_se") or 0) for row in (one, other)))
-        gaps.append({"seed": one["seed"], "gap": str(float(one[column]) - float(other[column])), "gap_se": str(error)})
-    over_pairs = over_seeds(gaps, "gap")
-    seeds = grouped(gaps, lambda gap: gap["seed"]).values()
+    found = gaps(pairs, column)
+    over_pairs = over_seeds(found, "gap")
+    seeds = grouped(found, lambda gap: gap["seed"]).values()
     between = over_seeds([{"gap": str(over_seeds(group, "gap")["mean"])} for group in seeds], "gap")
     error = max(over_pairs["error"], between["error"])
     return {"difference": over_pairs["mean"], "error": error, "seeds": between["seeds"]}
-
-
-def pairs_by_seed(ones: Iterable[Row], others: Iterable[Row]) -> list[tuple[Row, Row]]:
-    """The runs of two settings that have one seed; each setting has one row for a seed."""
-    by_seed = {row["seed"]: row for row in others}
-    return [(row, by_seed[row["seed"]]) for row in ones if row["seed"] in by_seed]
 
 
 def paired_if_run(ones: Iterable[Row], others: Iterable[Row], column: str) -> Found | None:
@@ -133,17 +138,12 @@ def excess_by_seed(ones: Iterable[Row], others: Iterable[Row], column: str) -> l
     return found
 
 
-def mean_excess(shares: Sequence[Row]) -> Found | None:
-    """The mean of `excess_by_seed` as a difference; None without a seed."""
-    if not shares:
+def mean_of(rows: Sequence[Row], column: str) -> Found | None:
+    """The mean over seeds of a column that is a difference; None without a seed."""
+    if not rows:
         return None
-    found = over_seeds(shares, "excess")
+    found = over_seeds(rows, column)
     return {"difference": found["mean"], "error": found["error"], "seeds": found["seeds"]}
-
-
-def difference_if_run(higher: Found | None, lower: Found | None) -> Found | None:
-    """`difference`; None if one of the two is missing."""
-    return None if higher is None or lower is None else difference(higher, lower)
 
 
 def counts(found: Found) -> bool:
@@ -161,7 +161,30 @@ def exceeds_over_seeds(claim: str, found: Found) -> Check:
     errors = found["difference"] / found["error"] if found["error"] else float("inf") * found["difference"]
     by = f"by {found['difference']:.2g} ± {found['error']:.2g}"
     measured = f"{by}, {errors:.1f} standard errors, {found['seeds']:g} seed{'s' * (found['seeds'] != 1)}"
-    return Check(claim, measured, counts(found), decided=counts({**found, "difference": abs(found["difference"])}))
+    differs = counts({**found, "difference": abs(found["difference"])})
+    return Check(claim, measured, counts(found), decided=differs, chance=chance_of(errors, found["seeds"]))
+
+
+def chance_of(errors: float, seeds: float) -> float | None:
+    """How often chance alone takes a difference so many standard errors from its limit, to either side.
+
+    By Student's t with a degree of freedom less than there are seeds. That is an upper bound: the error is at least
+    that over seeds. None with one seed.
+
+    Example:
+        >>> round(chance_of(4.302653, 3), 6), round(chance_of(2.570582, 6), 6)
+        (0.05, 0.05)
+    """
+    if seeds < 2 or math.isnan(errors):
+        return None
+    freedom = int(seeds) - 1  # the tail in closed form: Abramowitz and Stegun, 26.7.3 and 26.7.4
+    angle = math.atan(abs(errors) / freedom**0.5)
+    odd, cos = freedom % 2, math.cos(angle)
+    term, total = (cos if odd else 1.0), 0.0
+    for j in range(1 + odd, freedom, 2):
+        total, term = total + term, term * cos**2 * j / (j + 1)
+    inside = math.sin(angle) * total
+    return 1 - ((angle + inside) * 2 / math.pi if odd else inside)
 
 
 def undecided_without_runs(claim: str) -> Check:
@@ -218,7 +241,8 @@ def _below(claim: str, value: float, found: Found, word: str, limit: float) -> C
     below, above = enough and value + error < limit, enough and value - error > limit
     seeds = f"{found['seeds']:g} seed{'s' * (found['seeds'] != 1)}"
     measured = f"{found['difference']:.2g} ± {found['error']:.2g}, {word} {limit:.2g}, {seeds}"
-    return Check(claim, measured, below, decided=below or above)
+    errors = (limit - value) / found["error"] if found["error"] else math.inf
+    return Check(claim, measured, below, decided=below or above, chance=chance_of(errors, found["seeds"]))
 
 
 def at_update(rows: Iterable[Row], update: int) -> list[Row]:
@@ -368,9 +392,7 @@ def gap_at_equal_kl(own: list[Row], other: list[Row], start: float) -> dict[str,
     if not seeds:
         return None
     found = [_gap(runs[seed], others[seed], start) for seed in seeds]
-    gap = over_seeds(found, "gap")
-    kl = over_seeds(found, "kl")["mean"]
-    return {"difference": gap["mean"], "error": gap["error"], "seeds": gap["seeds"], "kl": kl}
+    return (mean_of(found, "gap") or {}) | {"kl": over_seeds(found, "kl")["mean"]}
 
 
 def _away_from_ref(rows: list[Row]) -> dict[str, list[Row]]:
@@ -502,19 +524,6 @@ def nearest(ends: Iterable[Row], name_of: Callable[[Row], Name]) -> dict[Name, R
             best = found.setdefault(name_of(row), row)
             found[name_of(row)] = min(best, row, key=lambda each: float(each[OWN]))
     return found
-
-
-def excess_of(found: Found, base: Found) -> Found:
-    """By which share of the second mean the first is higher.
-
-    Example:
-        >>> found = excess_of({"mean": 1.2, "error": 0.0, "seeds": 3}, {"mean": 0.8, "error": 0.08, "seeds": 3})
-        >>> {name: round(value, 3) for name, value in found.items()}
-        {'difference': 0.5, 'error': 0.15, 'seeds': 3}
-    """
-    ratio = found["mean"] / base["mean"]
-    error = ratio * math.hypot(found["error"] / found["mean"], base["error"] / base["mean"])
-    return {"difference": ratio - 1, "error": error, "seeds": min(found["seeds"], base["seeds"])}
 
 
 # What the figures of several results draw.

@@ -70,19 +70,21 @@ class Settings:
 
 @dataclass(frozen=True)
 class Experiment:
-    """The training runs on a GPU whose numbers a study reads.
+    """The runs of language models, most of them on a GPU, whose numbers a study reads.
 
     Attributes:
         file: the CSV file in `recorded/`.
         script: the script in benchmarks/ that writes it.
         parts: the first argument of each call of the script, in order; empty for one call without.
         also: further experiments whose files it reads.
+        on_cpu: whether the script needs no GPU.
     """
 
     file: str
     script: str
     parts: tuple[str, ...] = ()
     also: tuple["Experiment", ...] = ()
+    on_cpu: bool = False
 
 
 @dataclass(frozen=True)
@@ -96,6 +98,7 @@ class Check:
         decided: False if the measurement cannot tell; then `holds` is False.
         ours: whether the sentence is not from the paper.
         waits: whether it is undecided because runs or measurements have not been made.
+        chance: how often chance alone would show as much, if that is known.
     """
 
     claim: str
@@ -104,6 +107,7 @@ class Check:
     decided: bool = True
     ours: bool = False
     waits: bool = False
+    chance: float | None = None
 
     @property
     def verdict(self) -> str:
@@ -114,6 +118,18 @@ class Check:
     def sentence(self) -> str:
         """The claim as it is printed, which says whether it is ours."""
         return f"(ours) {self.claim}" if self.ours else self.claim
+
+
+FALSE_DISCOVERIES = 0.05
+"""The expected share of chance among the sentences that `survivors` keeps."""
+
+
+def survivors(checks: Iterable[Check]) -> list[Check]:
+    """The decided sentences that survive Benjamini and Hochberg's correction for all sentences with a `chance`."""
+    known = sorted((check for check in checks if check.chance is not None), key=lambda check: check.chance or 0.0)
+    allowed = [FALSE_DISCOVERIES * rank / len(known) for rank in range(1, len(known) + 1)]
+    last = max((i for i, check in enumerate(known) if (check.chance or 0.0) <= allowed[i]), default=-1)
+    return [check for check in known[: last + 1] if check.decided]
 
 
 class Comparison(NamedTuple):
@@ -140,7 +156,7 @@ def exceeds(claim: str, difference: float, error: float) -> Check:
 
     Example:
         >>> exceeds("it grows", difference=1.0, error=0.1)
-        Check(claim='it grows', measured='z = 10.0', holds=True, decided=True, ours=False, waits=False)
+        Check(claim='it grows', measured='z = 10.0', holds=True, decided=True, ours=False, waits=False, chance=None)
     """
     z = _z_score(difference, error)
     return Check(claim, f"z = {z:.1f}", z > SIGNIFICANT, decided=abs(z) > SIGNIFICANT)
@@ -265,6 +281,7 @@ MODULES = {
     "comedy/asynchronous": "comedy.asynchronous",
     "frpo/kl-in-reward": "frpo.kl_in_reward",
     "asyncopd/stale-distillation": "asyncopd.stale_distillation",
+    "baselines": "own.baselines",
     "klgrad/discount": "own.discount",
     "klgrad/reuse": "own.reuse",
     "klgrad/k1-on-stale-samples": "own.stale_k1",

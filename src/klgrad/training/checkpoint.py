@@ -175,7 +175,7 @@ class RunTrainer(KLTrainer):
         for action in self.after_update:
             action()
 
-    def _save_checkpoint(self, model: Model, trial: Any) -> None:
+    def _save_checkpoint(self, model: Model, trial: object) -> None:
         folder = checkpoint_folder(self, trial)
         self._emptied(folder)  # no file of a damaged checkpoint of this step may remain
         # `Trainer` would delete older checkpoints before this one is sealed, so `rotate` does it below.

@@ -153,7 +153,7 @@ def values_of(reward: Reward, arguments: Json) -> list[float | None]:
     return asyncio.run(values) if inspect.iscoroutine(values) else values
 
 
-def _numbers(name: str, values: Iterable[Any], completions: list[Completion]) -> list[float | None]:
+def _numbers(name: str, values: Iterable[float | None], completions: list[Completion]) -> list[float | None]:
     """Convert to floats; None, which means "not applicable" in TRL, is kept."""
     numbers = [None if value is None else float(value) for value in values]
     if len(numbers) != len(completions):
@@ -368,7 +368,7 @@ Number = Callable[[], int]
 
 
 @dataclass(frozen=True)
-class Task:
+class ArithmeticTask:
     """A kind of question.
 
     Attributes:
@@ -425,24 +425,24 @@ def _word_problem(rng: random.Random, number: Number) -> Question:
 TASKS = {
     task.name: task
     for task in (
-        Task("addition", "train", _addition),
-        Task("subtraction", "train", _subtraction),
-        Task("multiplication", "evaluate", _multiplication),
-        Task("maximum", "evaluate", _maximum),
-        Task("word-problems", "evaluate", _word_problem),
-        Task("mixed-addition", "named", _addition, mixed=True),
-        Task("mixed-subtraction", "named", _subtraction, mixed=True),
-        Task("mixed-three-summands", "named", _three_summands, mixed=True),
-        Task("mixed-word-problems", "named", _word_problem, mixed=True),
+        ArithmeticTask("addition", "train", _addition),
+        ArithmeticTask("subtraction", "train", _subtraction),
+        ArithmeticTask("multiplication", "evaluate", _multiplication),
+        ArithmeticTask("maximum", "evaluate", _maximum),
+        ArithmeticTask("word-problems", "evaluate", _word_problem),
+        ArithmeticTask("mixed-addition", "named", _addition, mixed=True),
+        ArithmeticTask("mixed-subtraction", "named", _subtraction, mixed=True),
+        ArithmeticTask("mixed-three-summands", "named", _three_summands, mixed=True),
+        ArithmeticTask("mixed-word-problems", "named", _word_problem, mixed=True),
     )
 }
 ARITHMETIC = "arithmetic"
 """The tasks that are trained by default, and evaluated together with those that are for evaluation."""
 
 
-def tasks_of(names: list[str]) -> list[Task]:
+def tasks_of(names: list[str]) -> list[ArithmeticTask]:
     """Look tasks up by name. `arithmetic` stands for those that are trained by default."""
-    tasks: list[Task] = []
+    tasks: list[ArithmeticTask] = []
     for name in names:
         if name == ARITHMETIC:
             tasks += [task for task in TASKS.values() if task.use == "train"]
@@ -453,14 +453,14 @@ def tasks_of(names: list[str]) -> list[Task]:
     return tasks
 
 
-def training_rows(tasks: list[Task], size: int, digits: int, seed: int) -> list[Json]:
+def training_rows(tasks: list[ArithmeticTask], size: int, digits: int, seed: int) -> list[Json]:
     """Draw `size` questions that are not held out, from the tasks in turn. Questions of small tasks repeat."""
     _check_digits(digits)
     streams = [_questions(task, digits, seed, held_out=False) for task in tasks]
     return [_row(tasks[i % len(tasks)], next(streams[i % len(tasks)])) for i in range(size)]
 
 
-def evaluation_rows(task: Task, size: int, digits: int, seed: int) -> list[Json]:
+def evaluation_rows(task: ArithmeticTask, size: int, digits: int, seed: int) -> list[Json]:
     """Draw up to `size` different held-out questions."""
     _check_digits(digits)
     stream, questions = _questions(task, digits, seed, held_out=True), {}
@@ -472,7 +472,7 @@ def evaluation_rows(task: Task, size: int, digits: int, seed: int) -> list[Json]
     return [_row(task, question) for question in questions.values()]
 
 
-def _questions(task: Task, digits: int, seed: int, *, held_out: bool) -> Iterator[Question]:
+def _questions(task: ArithmeticTask, digits: int, seed: int, *, held_out: bool) -> Iterator[Question]:
     rng = random.Random(f"{task.name} {digits} {seed} {held_out}")  # a string seeds the same on every machine
     while True:
         question = task.question(rng, digits)
@@ -480,7 +480,7 @@ def _questions(task: Task, digits: int, seed: int, *, held_out: bool) -> Iterato
             yield question
 
 
-def _row(task: Task, question: Question) -> Json:
+def _row(task: ArithmeticTask, question: Question) -> Json:
     return {"prompt": question[0], "answer": str(question[1]), "task": task.name}
 
 

@@ -123,7 +123,7 @@ def audited(training: KLConfig) -> AuditResult:
 
 
 @cache
-def _audited(settings: tuple[tuple[str, Any], ...]) -> AuditResult:
+def _audited(settings: tuple[tuple[str, object], ...]) -> AuditResult:
     return audit(declared(**dict(settings)))
 
 

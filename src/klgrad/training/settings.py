@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import NoReturn, TypeVar
 
 import yaml
 from trl.scripts.utils import TrlParser
@@ -362,7 +362,7 @@ class Parser(TrlParser):
                 words.append(f"--{name}={json.dumps(value) if isinstance(value, dict) else value}")
         return lists | self.read(words)[0]
 
-    def name(self, values: Mapping[Any, object], where: str) -> Json:
+    def name(self, values: Mapping[str, object] | dict[object, object], where: str) -> Json:
         """Settings of a file, under their full names."""
         named = {ALIASES.get(str(key), str(key)): value for key, value in values.items()}
         for name in named:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from transformers import TrainerCallback, TrainerState, TrainingArguments
+from transformers import Trainer, TrainerCallback, TrainerState, TrainingArguments
 
 from ..core.rollout import Rollout
 from ..errors import KlgradError, MeaningError, MissingExtraError
@@ -134,7 +134,7 @@ class BetaCheck:
     the same graph needs.
     """
 
-    def __init__(self, trainer: Any) -> None:
+    def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
         self._looks = 0
         beta = getattr(trainer, "beta", 0.0)
@@ -204,7 +204,7 @@ class BetaCheck:
             yield
 
     def _of_all(self, number: int) -> Tensor:
-        accelerator = self._trainer.accelerator
+        accelerator: Any = self._trainer.accelerator
         return accelerator.gather(torch.tensor([number], device=accelerator.device))
 
 
@@ -301,7 +301,7 @@ class KLCallback(TrainerCallback):
         self._is_due = False
         self._told: set[str] = set()
 
-    def attach(self, trainer: Any) -> "KLCallback":
+    def attach(self, trainer: Trainer) -> "KLCallback":
         """Name the trainer explicitly, where it cannot be found by itself; also adds the callback to it."""
         self._trainer = trainer
         if all(each is not self for each in trainer.callback_handler.callbacks):
@@ -386,7 +386,7 @@ class KLCallback(TrainerCallback):
     def _see_generation(self) -> None:
         self._generated_at = self._trainer.state.global_step
 
-    def _see_batch(self, batch: Any) -> None:
+    def _see_batch(self, batch: object) -> None:
         """Hold a micro-batch of an update that is measured, and measure all of them with the last."""
         if self._observer is None or not self._is_due:
             return
@@ -404,7 +404,7 @@ class KLCallback(TrainerCallback):
             held, self._held, self._is_due = self._held, [], False
             self._measure(self._trainer.state.global_step + 1, held)
 
-    def _checked(self, check: BetaCheck, loss: Callable[..., Any], model: Model, batch: Any) -> Any:
+    def _checked(self, check: BetaCheck, loss: Callable[..., Tensor], model: Model, batch: Batch) -> Tensor:
         value = check(loss, model, batch)
         if check.verdict is not None:
             self._release(LOSS)

@@ -125,7 +125,7 @@ class LossSinceLog:
             setattr(self._trainer, name, _copied(value))
 
 
-def _copied(value: Any) -> Any:
+def _copied(value: object) -> object:
     return value.clone() if isinstance(value, Tensor) else value
 
 
@@ -134,7 +134,7 @@ def _copied(value: Any) -> Any:
 # Touches `Trainer._save_checkpoint`, `_get_output_dir` and `_load_from_checkpoint`, and accelerate's `fsdp_plugin`.
 
 
-def checkpoint_folder(trainer: GRPOTrainer, trial: Any) -> Path:
+def checkpoint_folder(trainer: GRPOTrainer, trial: object) -> Path:
     """Where `Trainer` writes the checkpoint of this step."""
     return Path(trainer._get_output_dir(trial)) / f"checkpoint-{trainer.state.global_step}"
 
@@ -175,7 +175,7 @@ FACTOR = 6364136223846793005
 
 
 @dataclass(frozen=True, eq=False)
-class Completions:
+class CompletionRows:
     """Prompts and completions as one sequence; the last `keep` tokens are completion, live where `mask` is 1."""
 
     ids: Tensor
@@ -184,14 +184,14 @@ class Completions:
     mask: Tensor
 
     @classmethod
-    def of(cls, batch: Batch) -> "Completions":
+    def of(cls, batch: Batch) -> "CompletionRows":
         """Join the prompts and completions of a batch, as TRL's loss does."""
         ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)
         attention = torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1)
         return cls(ids, attention, batch["completion_ids"].shape[1], batch["completion_mask"])
 
-    def of_rows(self, rows: Tensor) -> "Completions":
-        return Completions(self.ids[rows], self.attention[rows], self.keep, self.mask[rows])
+    def of_rows(self, rows: Tensor) -> "CompletionRows":
+        return CompletionRows(self.ids[rows], self.attention[rows], self.keep, self.mask[rows])
 
     @property
     def targets(self) -> Tensor:
@@ -335,7 +335,7 @@ def add_reference(trainer: GRPOTrainer, name: str, args: GRPOConfig) -> Model:
     return trainer.accelerator.prepare_model(model, evaluation_mode=True)
 
 
-def load_model(name: str, args: GRPOConfig, quantization: Any = None) -> Model:
+def load_model(name: str, args: GRPOConfig, quantization: object = None) -> Model:
     """Load a model as TRL loads one that is given by name."""
     declared: Any = args.model_init_kwargs or {}
     how: Json = {"trust_remote_code": args.trust_remote_code, **declared}
@@ -347,7 +347,7 @@ def load_model(name: str, args: GRPOConfig, quantization: Any = None) -> Model:
     return create_model_from_path(name, **how)
 
 
-# Completions: sampled, tokenized, padded and shuffled by TRL.
+# CompletionRows: sampled, tokenized, padded and shuffled by TRL.
 #
 # Touches `GRPOTrainer._generate` (the order of what it returns), `_generate_single_turn`, `_tokenize_prompts` and
 # `_tokenizer`, `Trainer.model_wrapped`, `trl.trainer.utils.pad`, and the global `shuffle_sequence_dict` of
@@ -472,7 +472,7 @@ def completion_log_probs(trainer: GRPOTrainer, model: Model, batch: Batch, **opt
     Images and whatever else the pass takes have their names as keys of the batch. `options` are `batch_size`,
     `compute_entropy` and `compute_aux_loss`, as TRL takes them.
     """
-    ask, text = GRPOTrainer._get_per_token_logps_and_entropies, Completions.of(batch)
+    ask, text = GRPOTrainer._get_per_token_logps_and_entropies, CompletionRows.of(batch)
     extra = {name: batch[name] for name in inspect.signature(ask).parameters if batch.get(name) is not None}
     return ask(trainer, model, text.ids, text.attention, text.keep, **extra, **options)
 

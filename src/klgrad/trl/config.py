@@ -87,7 +87,7 @@ class TRLObjective(Objective):
         return replace(formula, notes=(*formula.notes, entries))
 
 
-def objective_of(config: Any) -> TRLObjective:
+def objective_of(config: "KLConfig") -> TRLObjective:
     """Check the fields of a `KLConfig` together, and build its objective."""
     if config.beta != 0.0:
         raise MeaningError(
@@ -320,7 +320,7 @@ def declared(args: Any, kl: KLTerm | None) -> KLConfig:
     return config
 
 
-def _check_class(args: Any) -> None:
+def _check_class(args: object) -> None:
     """Refuse anything but a `KLConfig`; for another configuration of TRL's, show what to write instead."""
     if isinstance(args, KLConfig):
         return

@@ -10,12 +10,14 @@ from typing import Any
 import torch
 import transformers
 import trl
+from torch import Tensor
 from transformers import Trainer, TrainerCallback, TrainerState
 from trl.trainer import distillation_trainer as module
 from trl.trainer.distillation_trainer import DistillationTrainer
 from trl.trainer.grpo_trainer import GRPOTrainer
 
-from .compat import ContractError, check_version
+from ..support import Model
+from .compat import Batch, ContractError, check_version
 
 # What `KLTrainer` relies on in TRL and transformers, checked when a trainer is built.
 #
@@ -121,7 +123,7 @@ PARAMETERS = {PREPARE: 1, GENERATE: 1, LOSS: 2, LOG: 1}
 """How many parameters of each method are relied on; `compute_loss` takes the model and the batch first."""
 
 
-def trainer_of(callback: TrainerCallback, state: TrainerState) -> Any:
+def trainer_of(callback: TrainerCallback, state: TrainerState) -> Trainer:
     """The trainer that is calling this callback with this state.
 
     transformers does not give a callback its trainer, but one of the trainer's methods is on the call stack. The
@@ -150,7 +152,7 @@ class Observer:
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
-        self._restore: dict[str, tuple[Any, bool, Any]] = {}
+        self._restore: dict[str, tuple[object, bool, object]] = {}
         for name, count in PARAMETERS.items():
             if name != GENERATE or self.generates:
                 method, expected = (
@@ -171,7 +173,7 @@ class Observer:
     def on_batch(self, look: Callable[[object], None]) -> None:
         """Call `look` with every micro-batch that is trained on, before its loss is computed."""
 
-        def prepare(before: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        def prepare(before: Callable[..., object], *args: object, **kwargs: object) -> object:
             batch = before(*args, **kwargs)
             if self._trainer.model.training:
                 look(batch)
@@ -182,7 +184,7 @@ class Observer:
     def on_generation(self, look: Callable[[], None]) -> None:
         """Call `look` whenever completions were sampled for training."""
 
-        def generate(before: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        def generate(before: Callable[..., object], *args: object, **kwargs: object) -> object:
             batch = before(*args, **kwargs)
             if self._trainer.model.training:
                 look()
@@ -191,10 +193,12 @@ class Observer:
         if self.generates:
             self._replace(GENERATE, generate)
 
-    def on_loss(self, around: Callable[[Callable[..., Any], Any, Any], Any]) -> None:
+    def on_loss(self, around: Callable[[Callable[..., Tensor], Model, Batch], Tensor]) -> None:
         """Let `around(loss, model, batch)` compute the training loss by a call of `loss(model, batch)`."""
 
-        def compute(before: Callable[..., Any], model: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        def compute(
+            before: Callable[..., Tensor], model: Model, batch: Batch, *args: object, **kwargs: object
+        ) -> Tensor:
             if not self._trainer.model.training:
                 return before(model, batch, *args, **kwargs)
             return around(lambda model, batch: before(model, batch, *args, **kwargs), model, batch)
@@ -204,7 +208,7 @@ class Observer:
     def on_log(self, add: Callable[[], dict[str, float]]) -> None:
         """Add numbers to each row that training logs; a number that the trainer itself logs keeps its value."""
 
-        def log(before: Callable[..., Any], logs: dict[str, float], *args: Any, **kwargs: Any) -> Any:
+        def log(before: Callable[..., None], logs: dict[str, float], *args: object, **kwargs: object) -> None:
             if not any(name.startswith("eval_") for name in logs):
                 logs.update({name: value for name, value in add().items() if name not in logs})
             return before(logs, *args, **kwargs)
@@ -222,7 +226,7 @@ class Observer:
             else:
                 delattr(self._trainer, name)
 
-    def _replace(self, name: str, with_: Callable[..., Any]) -> None:
+    def _replace(self, name: str, with_: Callable[..., object]) -> None:
         before, was_own = getattr(self._trainer, name), name in vars(self._trainer)
         ours = lambda *args, **kwargs: with_(before, *args, **kwargs)
         setattr(self._trainer, name, ours)
@@ -261,7 +265,7 @@ def check_distillation() -> None:
         raise ContractError(f"DistillationTrainer._compute_loss that calls {DIVERGENCE}", "one that does not")
 
 
-def loss_with(divergence: Callable[..., Any], trainer: DistillationTrainer, *given: Any) -> Any:
+def loss_with(divergence: Callable[..., object], trainer: DistillationTrainer, *given: object) -> Tensor:
     """What TRL's `_compute_loss` returns if `divergence` stands for its own."""
     method = DistillationTrainer._compute_loss
     names = {**method.__globals__, DIVERGENCE: divergence}

@@ -560,7 +560,7 @@ class KLTrainer(GRPOTrainer):
 
     # Checkpoint
 
-    def _save_checkpoint(self, model: Model, trial: Any) -> None:
+    def _save_checkpoint(self, model: Model, trial: object) -> None:
         super()._save_checkpoint(model, trial)
         self._save_parts(checkpoint_folder(self, trial))
 

@@ -4,16 +4,16 @@ import inspect
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import Trainer
 
 from ..errors import MeaningError
 from ..kernels import Head
 from ..support import Json, Model
 from . import compat
-from .compat import OLD_LOGP, REF_LOGP, Batch, Completions, base_of, has_adapters, is_split, without_adapters
+from .compat import OLD_LOGP, REF_LOGP, Batch, CompletionRows, base_of, has_adapters, is_split, without_adapters
 from .scorer import (
     ReferencePass,
     StatisticsRequest,
@@ -116,7 +116,7 @@ class Reference:
         start: the start weights, for form 4.
     """
 
-    def __init__(self, trainer: Any, given: Model, start: StartWeights | None) -> None:
+    def __init__(self, trainer: Trainer, given: Model, start: StartWeights | None) -> None:
         self._trainer, self._given = trainer, given
         models = (getattr(trainer, name, None) for name in ("ref_model", "teacher_model"))
         self._own = next((model for model in models if model is not None), None)
@@ -188,7 +188,7 @@ class Passes:
     The exact KLs are over the whole vocabulary.
     """
 
-    def __init__(self, trainer: Any, reference: Reference, exact: bool) -> None:
+    def __init__(self, trainer: Trainer, reference: Reference, exact: bool) -> None:
         self._trainer, self._reference, self._exact = trainer, reference, exact
         self._heads_compared = False
         self.vocabulary: int | None = None
@@ -210,13 +210,13 @@ class Passes:
             ref_logps = [compat.reference_log_probs(batch) for batch in batches]
         else:
             with self._reference.model() as model, without_dropout(model):
-                ref_logps = [self._of_model(model, Completions.of(batch)) for batch in batches]
+                ref_logps = [self._of_model(model, CompletionRows.of(batch)) for batch in batches]
         policy = self._trainer.model
         with without_dropout(policy):
-            logps = [self._of_model(policy, Completions.of(batch)) for batch in batches]
+            logps = [self._of_model(policy, CompletionRows.of(batch)) for batch in batches]
         return [{"logp": a, "ref_logp": b} for a, b in zip(logps, ref_logps, strict=True)]
 
-    def _of_model(self, model: Model, batch: Completions) -> Tensor:
+    def _of_model(self, model: Model, batch: CompletionRows) -> Tensor:
         """(B, T) log-probs, from the model's own logits, some rows at a time."""
         base = base_of(self._trainer.accelerator.unwrap_model(model))
         short = (
@@ -243,7 +243,7 @@ class Passes:
     # Exact
 
     def _exact_kls(self, batches: list[Batch]) -> list[dict[str, Tensor]]:
-        texts = [Completions.of(batch) for batch in batches]
+        texts = [CompletionRows.of(batch) for batch in batches]
         policy = self._trainer.model
         with ExitStack() as stack:
             ref = stack.enter_context(self._reference.model())
@@ -274,7 +274,7 @@ class Passes:
             return head
         return head.clone()
 
-    def _statistics(self, batch: Completions, hidden: Tensor | None, head: Head) -> dict[str, Tensor]:
+    def _statistics(self, batch: CompletionRows, hidden: Tensor | None, head: Head) -> dict[str, Tensor]:
         assert hidden is not None  # it was asked for
         question = StatisticsRequest(
             batch.keep,
@@ -296,6 +296,6 @@ def _given(batch: Batch, logp: Tensor) -> Columns:
         "mask": compat.sampled_tokens(batch),
         "behavior_logp": compat.sampler_log_probs(batch, logp),
         "old_logp": batch.get(OLD_LOGP),
-        "token_id": Completions.of(batch).targets,
+        "token_id": CompletionRows.of(batch).targets,
         "group": compat.prompt_keys(batch),
     }

@@ -33,7 +33,7 @@ from ..support import Json, Model
 from . import compat
 from .compat import (
     Batch,
-    Completions,
+    CompletionRows,
     ContractError,
     ForwardPass,
     Pass,
@@ -158,7 +158,7 @@ def shuffled_by_group(batch: Batch) -> Batch:
     place = torch.randperm(int(index.max()) + 1)[index.cpu()]
     order = place.argsort(stable=True)
 
-    def permuted(x: Any) -> Any:
+    def permuted(x: Tensor | list[object] | None) -> Tensor | list[object] | None:
         if x is None or (isinstance(x, Tensor) and x.ndim == 0):
             return x
         return x[order.to(x.device)] if isinstance(x, Tensor) else [x[i] for i in order.tolist()]
@@ -217,12 +217,12 @@ def _tail_ratio(objective: TRLObjective, rollout: Rollout) -> Tensor | None:
 class ReferencePass:
     """A reference at the tokens of a batch: (B, keep, H) hidden states, its head, and the weight of its divergence.
 
-    The weight is (B, 1) if it differs between rows; None if there is one reference.
+    The weight is (B, 1) if it differs between rows.
     """
 
     hidden: Tensor
     head: Head
-    weight: Tensor | float | None = None
+    weight: Tensor | float = 1.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -275,7 +275,7 @@ def add_statistics_forward(model: Model) -> None:
     forward = model.forward
 
     @wraps(forward)
-    def answering(*args: Any, question: StatisticsRequest | None = None, **kwargs: Any) -> Any:
+    def answering(*args: object, question: StatisticsRequest | None = None, **kwargs: object) -> object:
         if question is None:
             return forward(*args, **kwargs)
         last = model.base_model(*args, use_cache=False, **kwargs).last_hidden_state
@@ -293,13 +293,13 @@ def add_statistics_forward(model: Model) -> None:
             return over_top_k(hidden, head, question, how)
         if not question.references:
             return StatisticsOutput(**token_statistics(hidden, head, question.targets, **how)._asdict())
-        by_reference = [
-            token_statistics(
-                hidden, head, question.targets, ref.hidden, ref.head, divergence=question.divergence, **how
-            )
-            for ref in question.references
-        ]
-        return StatisticsOutput(**weighted_sum(by_reference, [ref.weight for ref in question.references])._asdict())
+        refs = question.references
+        given = ([ref.hidden for ref in refs], [ref.head for ref in refs])
+        weights = [ref.weight for ref in refs]
+        found = token_statistics(
+            hidden, head, question.targets, *given, ref_weights=weights, divergence=question.divergence, **how
+        )
+        return StatisticsOutput(**found._asdict())
 
     def over_top_k(hidden: Tensor, head: Head, question: StatisticsRequest, how: Json) -> StatisticsOutput:
         assert question.targets is not None
@@ -314,21 +314,6 @@ def add_statistics_forward(model: Model) -> None:
         return StatisticsOutput(**student._asdict(), ids=ids, ref_entries_logp=teacher.entries_logp)
 
     model.forward = answering
-
-
-def weighted_sum(statistics: list[TokenStatistics], weights: list[Tensor | float | None]) -> TokenStatistics:
-    """The statistics to several references, with their log-probs and divergences summed by weight.
-
-    The sum of reverse KLs with weights of sum 1 is the KL to the references' geometric mean, up to a constant.
-    """
-    first = statistics[0]
-    if weights == [None]:
-        return first
-    names = [
-        name for name in ("ref_logp", "reverse_kl", "forward_kl", "divergence") if getattr(first, name) is not None
-    ]
-    total = lambda name: torch.stack([w * getattr(x, name) for w, x in zip(weights, statistics, strict=True)]).sum(0)
-    return first._replace(**{name: total(name) for name in names})
 
 
 @contextmanager
@@ -426,7 +411,7 @@ def without_dropout(model: Model) -> Iterator[None]:
 # Forward passes of the policy and of its reference over completions.
 
 
-def ask(accelerator: Accelerator, model: Model, batch: Completions, question: StatisticsRequest) -> StatisticsOutput:
+def ask(accelerator: Accelerator, model: Model, batch: CompletionRows, question: StatisticsRequest) -> StatisticsOutput:
     """Call a model as training calls it."""
     with accelerator.autocast():
         return model(input_ids=batch.ids, attention_mask=batch.attention, question=question)
@@ -472,7 +457,7 @@ class Scorer:
             size = self._args.per_device_train_batch_size
             return completion_log_probs(self._trainer, model, batch, batch_size=size)[0]
 
-    def question(self, batch: Completions) -> StatisticsRequest:
+    def question(self, batch: CompletionRows) -> StatisticsRequest:
         return StatisticsRequest(
             batch.keep,
             self._trainer.temperature,
@@ -500,7 +485,7 @@ class Scorer:
                 )
             compat.keep_teacher_prompts(batch, self._trainer, [row[column] for row in rows])
 
-    def _number(self, name: Any, column: str) -> int:
+    def _number(self, name: str | None, column: str) -> int:
         if name not in self._teachers:
             raise SettingError(
                 f"one of the teachers ({', '.join(self._teachers)}) in the column {column!r}",
@@ -524,7 +509,7 @@ class Scorer:
     @torch.no_grad()
     def references(self, batch: Batch) -> tuple[ReferencePass, ...]:
         """The references at the tokens of a batch. Those that the rows name see their rows alone."""
-        completions, accelerator = Completions.of(compat.as_teacher_sees(batch)), self._trainer.accelerator
+        completions, accelerator = CompletionRows.of(compat.as_teacher_sees(batch)), self._trainer.accelerator
         passes: list[ReferencePass] = []
         for i, ref in enumerate(self.each_reference()):
             weight, rows = self._weight(i, batch), None
@@ -544,17 +529,14 @@ class Scorer:
             passes.append(ReferencePass(hidden, head, weight))
         return tuple(passes)
 
-    def _weight(self, i: int, batch: Batch) -> Tensor | float | None:
-        """The weight of a reference's divergence; None if there is one reference alone."""
+    def _weight(self, i: int, batch: Batch) -> Tensor | float:
         if "teacher" in batch:
             return (batch["teacher"] == i).float()[:, None]
-        if not self._others:
-            return None
-        return self._args.teacher_weights[i] if self._args.teacher_weights else 1 / len(self._teachers)
+        return self._args.teacher_weights[i] if self._args.teacher_weights else 1 / (1 + len(self._others))
 
     def exact(self, model: Model, batch: Batch) -> TokenStatistics:
         """Log-probs, exact divergences to the reference, and the entropy of completions; no logits are stored."""
-        given, term = Completions.of(batch), self._objective.term
+        given, term = CompletionRows.of(batch), self._objective.term
         is_other = term is not None and term.divergence not in get_args(Direction)
         question = replace(
             self.question(given),
@@ -565,7 +547,7 @@ class Scorer:
 
     def top_k(self, model: Model, batch: Batch, k: int, of: str) -> tuple[TokenStatistics, TopEntries]:
         """Log-probs and entropy of the policy, and both models' log-probs at the k likeliest entries of one of them."""
-        completions = Completions.of(batch)
+        completions = CompletionRows.of(batch)
         question = replace(self.question(completions), references=self.references(batch), top_k=k, top_k_of=of)
         answer = ask(self._trainer.accelerator, model, completions, question)
         has_token = (answer["ids"] == completions.targets[..., None]).any(-1)

@@ -4,7 +4,7 @@ import io
 import pickle
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
@@ -42,7 +42,7 @@ def state_of(parts: Parts) -> Json:
     return {name: part.state_dict() for name, part in parts.items()}
 
 
-def load_state(parts: Parts, state: Mapping[str, Any]) -> None:
+def load_state(parts: Parts, state: Json) -> None:
     """Let all parts continue from what `state_of` returned."""
     for name, part in parts.items():
         part.load_state_dict(state[name])
@@ -51,7 +51,7 @@ def load_state(parts: Parts, state: Mapping[str, Any]) -> None:
 # The file that a checkpoint has beside `Trainer`'s own, for each process.
 
 
-def save_parts(trainer: "KLTrainer", folder: Path, **more: Any) -> None:
+def save_parts(trainer: "KLTrainer", folder: Path, **more: object) -> None:
     """Write the state of `trainer.checkpointed` to a checkpoint, and `more` plain data of this process."""
     state = {"processes": trainer.accelerator.num_processes, **more, "state": state_of(trainer.checkpointed)}
     content = io.BytesIO()
@@ -74,7 +74,7 @@ def load_parts(trainer: "KLTrainer", folder: Path) -> Json:
     return saved["state"]
 
 
-def read_state(folder: Path, rank: int, device: Any = "cpu") -> Json | None:
+def read_state(folder: Path, rank: int, device: str | torch.device = "cpu") -> Json | None:
     """What `save_parts` wrote for one process; None if it wrote nothing. No code in the file is executed."""
     path = _state_file(folder, rank)
     if not path.is_file():
@@ -88,7 +88,7 @@ def read_state(folder: Path, rank: int, device: Any = "cpu") -> Json | None:
         raise RunError("a checkpoint of this version of klgrad", received, remedy) from error
 
 
-def plain(x: object, name: str) -> Any:
+def plain(x: object, name: str) -> object:
     """Nested data of tensors, numbers and text, which `torch.load` reads without running code; tuples become lists.
 
     Example:

@@ -27,6 +27,8 @@ class VerlObjective(Objective):
         sampler: whose log-probs the ratio divides by: `rollout`, the rollout engine, or `old`, the policy before the
             update as the trainer computes it.
         reference: `ref`, verl's reference model, or `teacher`, the teacher of verl's distillation.
+        tail: with `estimator=exact`, how the entries beyond the teacher's top k are treated: `lump`, as one entry, or
+            `none`, not at all.
         task_rewards: whether the policy loss is trained beside the KL; False for distillation without rewards. It
             follows from verl's own settings.
     """
@@ -36,6 +38,7 @@ class VerlObjective(Objective):
     placement: str = words("loss", "advantage")
     sampler: str = words("rollout", "old")
     reference: str = words("ref", "teacher")
+    tail: str = words("lump", "none")
     task_rewards: bool = True
 
     def named(self, name: str, value: object) -> str:
@@ -55,12 +58,20 @@ class VerlObjective(Objective):
         """Whether the reference is the teacher of verl's distillation."""
         return self.reference == "teacher"
 
+    @property
+    def over_entries(self) -> bool:
+        """Whether the KL is a sum over the teacher's top k, from the logits in the workers."""
+        return self.estimator == "exact"
+
     def __str__(self) -> str:
         beta, formula = f"β={self.coef:g}", self.term.formula
         if self.target is not None:
             beta += f" at first, for {self.target:g} nats per {self.target_unit}"
         if self.reduction == "policy":
             formula = replace(formula, unit="reduced as loss_agg_mode reduces the policy loss")
+        if self.over_entries:
+            tail = {"lump": "the rest as one entry", "none": "without the rest"}[self.tail]
+            formula = replace(formula, notes=(*formula.notes, f"over the teacher's top k, {tail}"))
         return f"{self.term.name} in the {self.placement}, {beta}: {formula}"
 
 
@@ -156,21 +167,53 @@ def _distillation(config: Config, objective: VerlObjective) -> None:
             f"target={objective.target:g}",
             "drop `target`: the driver does not see the KL to the teacher",
         )
-    if config["distillation"]["distillation_loss"]["loss_mode"] == "forward_kl_topk":
-        raise MeaningError(
-            f"a teacher that scores the sampled token with {NODE}.reference=teacher",
-            "distillation.distillation_loss.loss_mode=forward_kl_topk",
-            "write loss_mode=k1; klgrad replaces the loss, and the mode then only says what the teacher returns",
-        )
+    _teacher_returns(config, objective)
 
 
-def _term(config: Config, objective: VerlObjective) -> None:
-    if objective.estimator == "exact":
+TOP_K = "forward_kl_topk"
+"""The `loss_mode` with which the teacher returns its likeliest entries, and workers show their logits to the loss."""
+
+
+def _teacher_returns(config: Config, objective: VerlObjective) -> None:
+    mode = config["distillation"]["distillation_loss"]["loss_mode"]
+    if objective.over_entries == (mode == TOP_K):
+        return
+    name, why = "distillation.distillation_loss.loss_mode", "klgrad replaces the loss; the mode says what it can read"
+    if objective.over_entries:
+        raise MeaningError(f"the teacher's top k with estimator=exact: {name}={TOP_K}", str(mode), why)
+    raise MeaningError(
+        f"a teacher that scores the sampled token with {NODE}.reference=teacher",
+        f"{name}={TOP_K}",
+        f"write loss_mode=k1, or {NODE}.estimator=exact with {NODE}.level=token; {why}",
+    )
+
+
+def _entries(config: Config, objective: VerlObjective) -> None:
+    if not objective.from_teacher:
         raise MeaningError(
             "a sampled estimator: k1, k1_k3, k3 for the forward KL, or sampled for other divergences",
             "estimator=exact",
             "write estimator=k1: verl's reference returns the log-prob of the sampled token, not of the vocabulary",
         )
+    if objective.level != "token" or objective.ratio != "none":
+        raise MeaningError(
+            f"{NODE}.level=token and ratio=none with estimator=exact",
+            f"level={objective.level}, ratio={objective.ratio}",
+            "write these: the teacher's top k say nothing of the sampled token, on which a future or a ratio would be",
+        )
+    actor = config["actor_rollout_ref"]["actor"]
+    if not str(actor.get("strategy", "fsdp")).startswith("fsdp") or actor.get("ulysses_sequence_parallel_size", 1) > 1:
+        raise MeaningError(
+            "FSDP without sequence parallelism with estimator=exact",
+            f"strategy={actor.get('strategy')}, "
+            f"ulysses_sequence_parallel_size={actor.get('ulysses_sequence_parallel_size', 1)}",
+            "write estimator=k1: there each worker has a part of the logits",
+        )
+
+
+def _term(config: Config, objective: VerlObjective) -> None:
+    if objective.over_entries:
+        _entries(config, objective)
     if objective.baseline != "leave_one_out":
         return
     if objective.placement == "loss":

@@ -1,7 +1,6 @@
 """What stops a run whose settings of klgrad would be ignored: failed imports, and verl's older trainers."""
 
 from types import ModuleType
-from typing import Any
 
 from ..errors import ActivationError, MeaningError
 from .declaration import NODE, Config
@@ -24,7 +23,7 @@ def register(error: BaseException) -> None:
     """Register, under each of klgrad's names, a trainer that raises when it is built."""
     from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY, PPOTrainer, register_trainer
 
-    def refuse(self: Any, config: Config) -> None:
+    def refuse(self: object, config: Config) -> None:
         raise ActivationError(
             "klgrad's trainers to import",
             f"{type(error).__name__}: {error}",
@@ -50,14 +49,14 @@ class CheckedConfig:
     A wrapper of `__init__` is not enough: verl's fully asynchronous trainers do not call that of their base.
     """
 
-    def __get__(self, trainer: Any, owner: type) -> Any:
+    def __get__(self, trainer: object, owner: type) -> object:
         if trainer is None:
             return self
         if "config" not in vars(trainer):
             raise AttributeError("config")
         return vars(trainer)["config"]
 
-    def __set__(self, trainer: Any, config: Config) -> None:
+    def __set__(self, trainer: object, config: Config) -> None:
         if config.get(NODE) is not None:
             raise MeaningError(
                 f"one of the trainers of trainer.use_v1=True with settings under `{NODE}`",

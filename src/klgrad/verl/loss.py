@@ -13,6 +13,7 @@ from ..core.rollout import Rollout
 from ..core.term import KLTerm
 from ..errors import RolloutError
 from ..integrations import token_values, total_reverse_kl
+from ..kernels import head_kl, lumped_kl
 from ..reports import kl_report, mismatch_report
 from ..support import Json
 from .declaration import Config, VerlObjective
@@ -156,6 +157,9 @@ def step_kl(declaration: VerlObjective, rollout: Rollout) -> float | None:
 BETA = "klgrad_coef"
 """The key of the present β in a batch; it comes from the driver, which adapts it."""
 
+DIVERGENCE = "klgrad_divergence"
+"""The key of the divergence of each token in a worker's output."""
+
 FIELDS = ("response_mask", "old_log_probs", "rollout_log_probs", "ref_log_prob")
 
 
@@ -166,9 +170,18 @@ class KLLoss:
     policy_loss: Callable[..., tuple[Tensor, Json]]
     declaration: VerlObjective
 
-    def __call__(self, model_output: Any, data: Any, dp_group: Any = None) -> tuple[Tensor, Json]:
-        """The loss and the metrics of a micro-batch, as verl's workers call it."""
-        loss, metrics = self.policy_loss(model_output=model_output, data=data, dp_group=dp_group)
+    def __call__(
+        self, model_output: Any = None, data: Any = None, dp_group: Any = None, student_logits: Tensor | None = None
+    ) -> Any:
+        """The loss and the metrics of a micro-batch, as verl's workers call it.
+
+        With the teacher's top k they call it twice: first with the logits, for the divergence of each token.
+        """
+        if student_logits is not None:
+            return {DIVERGENCE: top_k_divergence(self.declaration, student_logits, data)}
+        loss, metrics = 0.0, {}
+        if self.declaration.task_rewards or not self.declaration.over_entries:  # else the worker has no log-probs
+            loss, metrics = self.policy_loss(model_output=model_output, data=data, dp_group=dp_group)
         if self.declaration.in_advantage:
             return loss, metrics
         config = self.policy_loss.keywords["config"]  # pyright: ignore[reportFunctionMemberAccess]
@@ -190,6 +203,14 @@ class KLLoss:
         return float(beta)
 
 
+def top_k_divergence(declaration: VerlObjective, logits: Tensor, data: Any) -> Tensor:
+    """(1, N) the declared divergence of each token over the teacher's top k and its tail, from (1, N, V) logits."""
+    ids, ref_logp = (data[name].values()[None] for name in ("teacher_ids", "teacher_logprobs"))
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    logp = wide.gather(-1, ids) - wide.logsumexp(-1, keepdim=True)
+    return (lumped_kl if declaration.tail == "lump" else head_kl)(logp, ref_logp, declaration.term.generator)
+
+
 def kl_loss(declaration: VerlObjective, actor: Config, model_output: Any, data: Any) -> tuple[Tensor, Json]:
     """The declared term on a micro-batch, a scalar, and its metrics.
 
@@ -199,40 +220,49 @@ def kl_loss(declaration: VerlObjective, actor: Config, model_output: Any, data: 
     from verl.trainer.ppo.core_algos import agg_loss
     from verl.workers.utils.padding import no_padding_2_padding
 
-    logp = no_padding_2_padding(model_output["log_probs"], data)
     tensors = data.select(*(name for name in FIELDS if name in data.keys())).to_padded_tensor()  # noqa: SIM118
+
+    def reduced(per_token: Tensor) -> Tensor:
+        by_sequence = declaration.reduction == "sequence"
+        return agg_loss(
+            loss_mat=per_token,
+            loss_mask=tensors["response_mask"].to(torch.bool),
+            loss_agg_mode="seq-mean-token-sum" if by_sequence else actor.loss_agg_mode,
+            dp_size=data["dp_size"],
+            batch_num_tokens=data["batch_num_tokens"],
+            global_batch_size=data["global_batch_size"],
+            loss_scale_factor=actor.loss_scale_factor,
+        )
+
+    if declaration.over_entries:
+        kl = reduced(no_padding_2_padding(model_output[DIVERGENCE], data))
+        return kl, _metrics(kl)
+    logp = no_padding_2_padding(model_output["log_probs"], data)
     if declaration.from_teacher:
         ref_logp = no_padding_2_padding(data["teacher_logprobs"], data).squeeze(-1)
     else:
         ref_logp = tensors.get("ref_log_prob", None)
     rollout = rollout_of_micro_batch(declaration, logp, ref_logp, tensors)
     result = declaration.term(rollout)
-    by_sequence = declaration.reduction == "sequence"
-    kl = agg_loss(
-        loss_mat=result.per_token + token_values(declaration.term, rollout),
-        loss_mask=rollout.mask,
-        loss_agg_mode="seq-mean-token-sum" if by_sequence else actor.loss_agg_mode,
-        dp_size=data["dp_size"],
-        batch_num_tokens=data["batch_num_tokens"],
-        global_batch_size=data["global_batch_size"],
-        loss_scale_factor=actor.loss_scale_factor,
-    )
-    return kl, _metrics(kl, result, weighted=declaration.term.weighting is not None)
+    kl = reduced(result.per_token + token_values(declaration.term, rollout))
+    return kl, _metrics(kl, result if declaration.term.weighting is not None else None)
 
 
 WITHOUT_TOKENS = {"ratio/share_bounded": 0.0, "ratio/effective_sample_size": 1.0, "ratio/max": 0.0}
 """The ratios of a micro-batch that has only verl's padding: none is bounded, none is large."""
 
 
-def _metrics(kl: Tensor, result: KLResult, *, weighted: bool) -> Json:
-    """What is known only in the workers: the loss, and the ratios to the policy as it moves.
+def _metrics(kl: Tensor, weighted: KLResult | None = None) -> Json:
+    """What is known only in the workers: the loss, and the ratios of a weighted term to the policy as it moves.
 
     verl needs the same metrics from every micro-batch of every worker, also from one that has only padding.
     """
     from verl.utils.metric import AggregationType, Metric
 
     metrics = {"klgrad/loss": Metric(AggregationType.SUM, kl.detach())}
-    for name, empty in WITHOUT_TOKENS.items() if weighted else ():
+    if weighted is None:
+        return metrics
+    for name, empty in WITHOUT_TOKENS.items():
         how = AggregationType.MAX if name.endswith("max") else AggregationType.MEAN
-        metrics[f"klgrad/{name}"] = Metric(how, result.diagnostics.get(name, empty))
+        metrics[f"klgrad/{name}"] = Metric(how, weighted.diagnostics.get(name, empty))
     return metrics

@@ -14,7 +14,6 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 from types import ModuleType
-from typing import Any
 
 TRAINERS = "verl.trainer.ppo.v1"
 """verl's module that registers its own trainers."""
@@ -55,7 +54,7 @@ class AfterImport(importlib.abc.MetaPathFinder):
 class LoaderWithSequel(importlib.abc.Loader):
     """A loader that calls a function after it has run a module; everything else is the other loader's."""
 
-    def __init__(self, loader: Any, then: Callable[[], None]) -> None:
+    def __init__(self, loader: importlib.abc.Loader, then: Callable[[], None]) -> None:
         self._loader, self._then = loader, then
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
@@ -65,7 +64,7 @@ class LoaderWithSequel(importlib.abc.Loader):
         self._loader.exec_module(module)
         self._then()
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         return getattr(self._loader, name)
 
 

@@ -209,7 +209,7 @@ class KLTrainerSeparateAsync(DeclaredKL, PPOTrainerSeparateAsync):
     base_mode, worker = "separate_async", KLDetachActorWorker
 
 
-def require_klgrad_mode(trainer: Any, mode: str) -> type[PPOTrainer]:
+def require_klgrad_mode(trainer: type[PPOTrainer], mode: str) -> type[PPOTrainer]:
     """Verl's own trainer, which without this would train without the KL that is declared under `klgrad`."""
 
     def init(self: Any, config: Config) -> None:

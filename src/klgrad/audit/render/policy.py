@@ -3,8 +3,6 @@
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from importlib.resources import files
 
 import torch
 from rich.console import Group, RenderableType
@@ -16,9 +14,8 @@ from ...policy_losses import Weight
 from ...support import finite
 from ..policy import Drift, PolicyAnatomy, PolicyResult
 from ..sentences import remarks, summary, unit
-from .page import environment
-from .plot import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH
-from .terminal import code
+from .page import Frame, Plot, environment
+from .terminal import markdown_table
 
 # The parts in words.
 
@@ -273,15 +270,7 @@ def to_markdown(results: Sequence[PolicyResult]) -> str:
     """One table, with the source of each loss that has one."""
     sourced = any(r.source for r in results)
     rows = [[*cells_of(r), *([r.source] if sourced else [])] for r in results]
-    return markdown_table(rows, "source" if sourced else "")
-
-
-def markdown_table(rows: Iterable[Sequence[str]], last: str = "") -> str:
-    """Rows of `cells_of` as a Markdown table, with one column more if it has a title."""
-    columns = (*COLUMNS, last) if last else COLUMNS
-    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
-    lines += ["| " + " | ".join([code(name), *rest]) + " |" for name, *rest in rows]
-    return "\n".join(lines) + "\n"
+    return markdown_table(rows, (*COLUMNS, "source") if sourced else COLUMNS)
 
 
 def to_json(results: Sequence[PolicyResult]) -> str:
@@ -291,45 +280,20 @@ def to_json(results: Sequence[PolicyResult]) -> str:
 
 # The page of `klgrad audit --whole`: a card with the curves of the weights for each policy loss.
 
-RATIO_RANGE, WEIGHT_RANGE = (-2.5, 2.5), (-0.2, 3.2)
-RATIO_TICKS, WEIGHT_TICKS = (0.1, 0.2, 0.5, 1, 2, 5, 10), (0, 1, 2, 3)
+REACH = 2.5
+"""The largest |log r| of the figure."""
+
+RATIOS_SHOWN = (0.1, 0.2, 0.5, 1, 2, 5, 10)
+WEIGHT = Frame(RATIOS_SHOWN, (0, 1, 2, 3), (math.exp(-REACH), math.exp(REACH)), (-0.2, 3.2), "r = π/μ", math.log)
 
 
-@dataclass(frozen=True)
-class Card:
-    """One policy loss: the weight of a score against the ratio, where the advantage is positive and negative."""
-
-    result: PolicyResult
-    parts: list[tuple[str, str]]
-    lines: tuple[str, str]
-    ticks: list[tuple[str, str, str, str]]
-
-
-def card_of(r: PolicyResult) -> Card:
-    """Build the card of a policy loss."""
-    low, high = RATIO_RANGE
-    across = lambda log_ratio: LEFT + (log_ratio - low) / (high - low) * (WIDTH - LEFT - RIGHT)
-    bottom, top = WEIGHT_RANGE
-    up = lambda value: HEIGHT - BOTTOM - (value - bottom) / (top - bottom) * (HEIGHT - TOP - BOTTOM)
-    log_ratios, values = r.policy.curve(401, high)
-    lines = tuple(
-        "M" + "L".join(f"{across(x):.1f} {up(y):.1f}" for x, y in zip(log_ratios.tolist(), row, strict=True))
-        for row in values.clamp(bottom, top).tolist()
-    )
-    ticks = [
-        (
-            f"M{across(math.log(x)):.1f} {TOP:g}V{HEIGHT - BOTTOM:g}",
-            f"{across(math.log(x)):.1f}",
-            f"{HEIGHT - 25:g}",
-            f"{x:g}",
-        )
-        for x in RATIO_TICKS
-    ]
-    ticks += [
-        (f"M{LEFT:g} {up(y):.1f}H{WIDTH - RIGHT:g}", f"{LEFT - 10:g}", f"{up(y) + 3.5:.1f}", f"{y:g}")
-        for y in WEIGHT_TICKS
-    ]
-    return Card(r, report(r), (lines[0], lines[1]), ticks)
+def plot_of(r: PolicyResult) -> Plot | None:
+    """The weight of a score against the ratio, where the advantage is positive and negative; None without a curve."""
+    if r.policy.parts.ratio == "other" or not r.policy.scale:
+        return None
+    log_ratios, values = r.policy.curve(401, REACH)
+    up, down = (list(zip(log_ratios.exp().tolist(), y.tolist(), strict=True)) for y in values)
+    return Plot(WEIGHT, [("line", up), ("line negative", down)], f"{r.name}: the weight of a score against the ratio")
 
 
 def to_html(results: Sequence[PolicyResult], not_audited: Mapping[str, str] | None = None) -> str:
@@ -343,15 +307,10 @@ def to_html(results: Sequence[PolicyResult], not_audited: Mapping[str, str] | No
         The page, which needs no network, no scripts and no fonts.
     """
     title = results[0].name if len(results) == 1 else f"{len(results)} policy losses"
-    return (
-        environment()
-        .get_template("policy.html")
-        .render(
-            style=files("klgrad.audit.render").joinpath("page.css").read_text(encoding="utf-8"),
-            title=f"What {title} {'is' if len(results) == 1 else 'are'} made of",
-            cards=[card_of(r) for r in results],
-            not_audited=not_audited or {},
-            caption=CAPTION,
-            size=(WIDTH, HEIGHT),
-        )
+    page = environment().get_template("policy.html")
+    return page.render(
+        title=f"What {title} {'is' if len(results) == 1 else 'are'} made of",
+        cards=[(r, report(r), plot_of(r)) for r in results],
+        not_audited=not_audited or {},
+        caption=CAPTION,
     )

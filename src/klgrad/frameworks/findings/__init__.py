@@ -10,7 +10,7 @@ from importlib.resources import files
 
 
 @dataclass(frozen=True)
-class Finding:
+class FrameworkReport:
     """One text.
 
     Attributes:
@@ -43,11 +43,11 @@ class Finding:
         return block[1] if block else ""
 
 
-def findings() -> list[Finding]:
+def findings() -> list[FrameworkReport]:
     """All of them, by framework and name."""
     texts = [file for file in files(__name__).iterdir() if file.name.endswith(".md")]
     found = []
     for file in sorted(texts, key=lambda file: file.name):
         framework, name, _ = file.name.split(".")
-        found.append(Finding(framework, name, file.read_text(encoding="utf-8")))
+        found.append(FrameworkReport(framework, name, file.read_text(encoding="utf-8")))
     return found

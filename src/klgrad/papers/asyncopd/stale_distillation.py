@@ -33,12 +33,11 @@ from ..runs import (
     at_update,
     band,
     below_if_run,
-    difference,
     exceeds_if_run,
     excess_by_seed,
     finite_rows,
     grouped,
-    mean_excess,
+    mean_of,
     paired_if_run,
     paths,
     provenance,
@@ -188,7 +187,7 @@ def run(settings: Settings) -> Numbers:
     """Every setting at the last update and over updates, and what staleness costs it."""
     rows = finite_rows(EXPERIMENT, settings)
     last = at_update(rows, LAST)
-    settings_of = grouped(last, setting_of)
+    settings_of, before = grouped(last, setting_of), grouped(at_update(rows, 0), setting_of)
     return {
         "made": provenance(rows),
         "start": {column: at_start(rows, column) for column in COLUMNS},
@@ -199,6 +198,9 @@ def run(settings: Settings) -> Numbers:
         },
         "paths": {measure: paths(rows, measure, setting_of) for measure in MEASURES},
         "costs": {column: _costs(settings_of, column) for column in (*MEASURES, RIGHT)},
+        "gains": {
+            m: {name: paired_if_run(before[name], settings_of[name], m) for name in settings_of} for m in MEASURES
+        },
         "more": {measure: _more(settings_of, measure) for measure in MEASURES},
     }
 
@@ -213,7 +215,7 @@ def _costs(last: dict[str, list[Row]], column: str) -> dict[str, Found | None]:
     found = {}
     for arm, (name, (stale, base)) in product(ARMS, COMPARED.items()):
         one, other = (last.get(f"{arm} {age}", []) for age in (stale, base))
-        shares = mean_excess(excess_by_seed(one, other, column)) if column != RIGHT else None
+        shares = mean_of(excess_by_seed(one, other, column), "excess") if column != RIGHT else None
         found[f"{arm} {name}"] = paired_if_run(other, one, column) if column == RIGHT else shares
     return found
 
@@ -247,8 +249,8 @@ def _our_sentences(numbers: Numbers, measure: str) -> Iterator[Check]:
 
 def _every_one_nearer(claim: str, numbers: Numbers, measure: str) -> Check:
     """By the progress of the stale setting whose lower bound is the lowest, of those with enough seeds."""
-    stale = [end[measure] for setting, end in numbers["end"].items() if not setting.split()[1].startswith(FRESH)]
-    judged = [difference(numbers["start"][measure], end) for end in stale if end["seeds"] >= ENOUGH_SEEDS]
+    stale = [gain for setting, gain in numbers["gains"][measure].items() if not setting.split()[1].startswith(FRESH)]
+    judged = [gain for gain in stale if gain["seeds"] >= ENOUGH_SEEDS]
     least = min(judged, key=lambda each: each["difference"] - ENOUGH_ERRORS * each["error"], default=None)
     found, left_out = exceeds_if_run(claim, least), len(stale) - len(judged)
     if not judged or not left_out:

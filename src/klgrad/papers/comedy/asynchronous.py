@@ -12,7 +12,7 @@ fresh completions are those of `on_policy`. Design, table and limits: docs/exper
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ...drawing import BLUE, GREY, PURPLE, STYLES
@@ -23,12 +23,13 @@ from ..runs import (
     at_start,
     at_update,
     band,
+    by_setting,
     collapse_if_run,
-    difference,
-    difference_if_run,
     exceeds_if_run,
     gap_at_equal_kl,
+    gaps_by_seed,
     grouped,
+    mean_of,
     paired_if_run,
     paths,
     provenance,
@@ -78,11 +79,10 @@ def draw(numbers: Numbers, figure: "Figure") -> None:
     axes[2].sharey(axes[0])
     _k1_loss(numbers, axes[3])
     _weights(numbers, axes[4])
-    named = {
-        label: handle for axis in axes[:2] for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)
-    }
+    for label, colour, line in LABELS.values():
+        axes[5].plot([], [], line, color=colour, label=label)
     axes[5].axis("off")
-    axes[5].legend(named.values(), named.keys(), loc="center", fontsize=9, title="lines and marks but for k1 by lag")
+    axes[5].legend(loc="center", fontsize=9, title="lines and marks but for k1 by lag")
 
 
 def _k1_loss(numbers: Numbers, axis: Any) -> None:
@@ -99,7 +99,9 @@ def _k1_loss(numbers: Numbers, axis: Any) -> None:
 
 
 def _updates(numbers: Numbers, axis: Any, lag: str) -> None:
-    for arm, (label, colour, line) in LABELS.items():
+    """The arms without weights; those with weights lie on k1 in the reward."""
+    for arm in UNCORRECTED:
+        label, colour, line = LABELS[arm]
         path = numbers["paths"].get(f"{arm} {lag}")
         if path is None:
             continue
@@ -208,7 +210,7 @@ def run(settings: Settings) -> Numbers:
     last = at_update(rows, LAST)
     # Evaluations before training differ a little between the files; those of the old completions are compared with it.
     start = {column: at_start([row for row in rows if row["lag"] in LAGS], column) for column in COLUMNS}
-    end = summaries(last, COLUMNS, setting_of)
+    end, runs = summaries(last, COLUMNS, setting_of), by_setting(last, setting_of)
     trained = grouped((row for row in rows if row["update"] != "0"), setting_of)
     return {
         "made": provenance([*rows, *rows_of(EXPERIMENT, settings)]),
@@ -216,9 +218,12 @@ def run(settings: Settings) -> Numbers:
         "end": end,
         "claimed": _claimed(rows),
         "failures": _failures(rows),
-        "cost": {name: _cost(end, name) for name in end if not name.endswith(" 0")},
+        "cost": {name: mean_of(_lost(runs, name), "gap") for name in end if not name.endswith(" 0")},
+        "steadier": {
+            arm: paired_if_run(*(_lost(runs, f"{each} 10") for each in (NONE, arm)), "gap") for arm in STEADIER.values()
+        },
         "compared_with": {lag: _compared_with(end, lag) for lag in LAGS},
-        "weighted": {lag: _weighted(end, trained, lag, start["correct_in"]["mean"]) for lag in LAGS},
+        "weighted": {lag: _weighted(runs, trained, lag, start["correct_in"]["mean"]) for lag in LAGS},
         "paths": paths(rows, "correct_in", setting_of),
         "runs": runs_of(last, setting_of),
         "k1-loss": _each_k1_loss(settings),
@@ -270,24 +275,24 @@ def _failures(rows: list[Row]) -> dict[str, dict[str, int]]:
     return found
 
 
-def _cost(end: Numbers, name: str) -> dict[str, float] | None:
-    """The right answers that a lag costs an arm: those with fresh completions, less those with old ones."""
+def _lost(runs: dict[str, list[Row]], name: str) -> list[Row]:
+    """The right answers that a lag costs an arm: those with fresh completions, less those with old ones, by seed."""
     arm = name.split()[0]
-    fresh = end.get(f"{REWARD if arm in (CONTROL, *CORRECTED) else arm} 0")
-    return difference(fresh["correct_in"], end[name]["correct_in"]) if fresh else None
+    fresh = runs.get(f"{REWARD if arm in (CONTROL, *CORRECTED) else arm} 0", [])
+    return gaps_by_seed(fresh, runs.get(name, []), "correct_in")
 
 
-def _compared_with(end: Numbers, lag: str) -> str:
+def _compared_with(end: Mapping[str, object], lag: str) -> str:
     """The arm that the arms with weights are compared with: `CONTROL` if it has runs at this lag."""
     return CONTROL if f"{CONTROL} {lag}" in end else REWARD
 
 
-def _weighted(end: Numbers, trained: dict[str, list[Row]], lag: str, start: float) -> Numbers:
-    """What the weights of each arm change in every column, and in right answers at equal KL."""
-    found, other = {}, f"{_compared_with(end, lag)} {lag}"
+def _weighted(runs: dict[str, list[Row]], trained: dict[str, list[Row]], lag: str, start: float) -> Numbers:
+    """What the weights of each arm change in every column and in right answers at equal KL, seed by seed."""
+    found, other = {}, f"{_compared_with(runs, lag)} {lag}"
     for name, arm in ((f"{arm} {lag}", arm) for arm in CORRECTED):
-        if name in end and other in end:
-            found[arm] = {column: difference(end[name][column], end[other][column]) for column in COLUMNS}
+        if name in runs and other in runs:
+            found[arm] = {column: paired_if_run(runs[name], runs[other], column) for column in COLUMNS}
             found[arm]["equal_kl"] = gap_at_equal_kl(trained[name], trained[other], start)
     return found
 
@@ -297,7 +302,7 @@ def check(numbers: Numbers) -> list[Check]:
 
     What the weights change is a question, to which the paper has no sentence: its numbers are in the tables.
     """
-    return [*_of_the_paper(numbers), *ours(*_of_the_cost(numbers["cost"]), *_of_lags_between(numbers["k1-loss"]))]
+    return [*_of_the_paper(numbers), *ours(*_of_the_cost(numbers["steadier"]), *_of_lags_between(numbers["k1-loss"]))]
 
 
 def _of_lags_between(runs: list[dict[str, Any]]) -> Iterator[Check]:
@@ -342,8 +347,5 @@ def _of_the_paper(numbers: Numbers) -> list[Check]:
     return judged
 
 
-def _of_the_cost(cost: Numbers) -> list[Check]:
-    lost = lambda arm: cost.get(f"{arm} 10")
-    return [
-        exceeds_if_run(f"{claim}, lag 10", difference_if_run(lost(NONE), lost(arm))) for claim, arm in STEADIER.items()
-    ]
+def _of_the_cost(steadier: dict[str, Found | None]) -> list[Check]:
+    return [exceeds_if_run(f"{claim}, lag 10", steadier[arm]) for claim, arm in STEADIER.items()]

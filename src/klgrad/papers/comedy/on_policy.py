@@ -22,15 +22,16 @@ from ..runs import (
     at_start,
     at_update,
     band,
+    by_setting,
     collapse_if_run,
     curve_of,
-    difference,
     exceeds_if_run,
     exceeds_over_seeds,
     grouped,
     height,
     paired_difference,
     paired_if_run,
+    pairs_by_seed,
     paths,
     provenance,
     rows_of,
@@ -56,41 +57,43 @@ LABELS = {
     "exact-loss": ("exact as loss", BLUE, ":"),
 }
 """The label of an arm; its colour is its estimator, its line the place of the KL."""
+ROWS = (("none", "k1-reward", "k1-loss", "k1-both", "exact-loss"), ("none", "k3-reward", "k3-loss", "k3-both"))
 MARKS = {"-": "o", ":": "s", "--": "^"}
 
 
 def draw(numbers: Numbers, figure: "Figure") -> None:
-    """A panel for each coefficient, and one with all runs over the KL."""
+    """A row for each estimator: a panel for each coefficient, and one with the runs over the KL."""
     coefficients = sorted({run["kl_coef"] for run in numbers["runs"]} - {"0.0"}, key=float)
-    figure.set_size_inches(3.5 * (len(coefficients) + 1), 4.4)
-    *panels, last = figure.subplots(1, len(coefficients) + 1, sharey=True)
-    for coefficient, axis in zip(coefficients, panels, strict=True):
-        _updates(numbers, axis, coefficient)
-    _frontier(numbers, last)
-    panels[0].set_ylabel("right answers, in domain")
-    handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=8, fontsize=8.5)
+    figure.set_size_inches(3.5 * (len(coefficients) + 1), 8)
+    axes = figure.subplots(len(ROWS), len(coefficients) + 1, sharey=True)
+    for (*panels, last), arms in zip(axes, ROWS, strict=True):
+        for coefficient, axis in zip(coefficients, panels, strict=True):
+            _updates(numbers, axis, coefficient, arms)
+        _frontier(numbers, last, arms)
+        panels[0].set_ylabel("right answers, in domain")
+        panels[0].legend(loc="lower right", fontsize=8.5)
 
 
-def _updates(numbers: Numbers, axis: Any, coefficient: str) -> None:
-    for arm, (label, colour, line) in LABELS.items():
+def _updates(numbers: Numbers, axis: Any, coefficient: str, arms: tuple[str, ...]) -> None:
+    for arm in arms:
+        label, colour, line = LABELS[arm]
         path = numbers["paths"].get(f"{arm} {'0.0' if arm == 'none' else coefficient}")
         if path is None:
             continue
         axis.plot(path["updates"], path["mean"], line, color=colour, label=label)
         band(axis, path["updates"], path, colour)
-    axis.set(xlabel="updates", title=f"β = {float(coefficient):g}", xticks=[0, 20, 40, 60])
+    axis.set(xlabel="updates", title=f"β = {float(coefficient):g}\n3 seeds, ± 1 SE", xticks=[0, 20, 40, 60])
 
 
-def _frontier(numbers: Numbers, axis: Any) -> None:
-    for run in numbers["runs"]:
+def _frontier(numbers: Numbers, axis: Any, arms: tuple[str, ...]) -> None:
+    for run in (run for run in numbers["runs"] if run["name"] in arms):
         _, colour, line = LABELS[run["name"]]
         axis.plot(run["kl"], run["correct_in"], MARKS[line], ms=5, color=colour, mfc="none", zorder=3)
     far = max(run["kl"] for run in numbers["runs"] if run["name"] in numbers["curve"]["off"])
     at = [far * i / 100 for i in range(1, 101)]
     axis.plot(at, [height(numbers["curve"]["weights"], x) for x in at], color="black", lw=1)
     axis.set(xlabel="KL(π‖ref) per completion, nats")
-    axis.set_title("circles reward, squares loss, triangles both", fontsize=10)
+    axis.set_title("each run of every β; circles: reward,\nsquares: loss, triangles: both", fontsize=10)
 
 
 EXPERIMENT = Experiment(
@@ -185,6 +188,7 @@ def run(settings: Settings) -> Numbers:
         "made": provenance([*rows, *(row for each in others for row in each)]),
         "start": {column: at_start(rows, column) for column in COLUMNS},
         "end": summaries(last, COLUMNS, setting_of),
+        "differences": _differences(rows),
         "fallen": {arm: _fallen(long, arm) for arm in COLLAPSES.values()},
         "paths": paths(rows, "correct_in", setting_of),
         "runs": runs_of(last, arm_of),
@@ -193,6 +197,16 @@ def run(settings: Settings) -> Numbers:
             coef: {"pairs": len(found), **{column: paired_difference(found, column) for column in PLACES}}
             for coef, found in pairs.items()
         },
+    }
+
+
+def _differences(rows: list[Row]) -> dict[str, Found | None]:
+    """What is higher less what is lower, seed by seed; a start is that of the runs that are compared with it."""
+    ends, starts = (by_setting(at_update(rows, update), setting_of) for update in (LAST, 0))
+    side = lambda own, other: starts.get(other, []) if own == "start" else ends.get(own, [])
+    return {
+        claim: paired_if_run(side(high, low), side(low, high), column)
+        for claim, (column, high, low) in (HIGHER | OUR_HIGHER).items()
     }
 
 
@@ -206,21 +220,17 @@ def _pairs(last: list[Row], coef: str) -> list[tuple[Row, Row]]:
     """The runs of `POOLED` with one seed in one experiment, at a coefficient; advantages are not divided."""
     rows = [row for row in last if row["kl_coef"] == coef and row.get("division") != "divided"]
     by_arm = grouped(rows, arm_of)
-    one, other = ({row["seed"]: row for row in by_arm.get(arm, [])} for arm in POOLED)
-    return [(one[seed], other[seed]) for seed in one if seed in other]
+    return pairs_by_seed(*(by_arm.get(arm, []) for arm in POOLED))
 
 
 def check(numbers: Numbers) -> list[Check]:
     """The paper's sentences, each by a difference at the last update, and ours."""
-    settings = {"start": numbers["start"], **numbers["end"]}
-    found = [*_pooled(numbers["pooled"])]
+    found, differences = [*_pooled(numbers["pooled"])], numbers["differences"]
     found += [exceeds_if_run(claim, numbers["fallen"][arm]) for claim, arm in COLLAPSES.items()]
-    for claim, (column, high, low) in HIGHER.items():
-        gap = difference(settings[high][column], settings[low][column])
-        found.append(collapse_if_run(claim, gap, HORIZON) if high == "start" else exceeds_over_seeds(claim, gap))
-    for claim, (column, high, low) in OUR_HIGHER.items():
-        found += ours(exceeds_over_seeds(claim, difference(settings[high][column], settings[low][column])))
-    return found
+    for claim, (_, high, _) in HIGHER.items():
+        gap = differences[claim]
+        found.append(collapse_if_run(claim, gap, HORIZON) if high == "start" else exceeds_if_run(claim, gap))
+    return [*found, *ours(*(exceeds_if_run(claim, differences[claim]) for claim in OUR_HIGHER))]
 
 
 def _pooled(numbers: Numbers) -> Iterator[Check]:

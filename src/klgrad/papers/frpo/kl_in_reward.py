@@ -14,14 +14,16 @@ from typing import TYPE_CHECKING, Any
 
 from ...drawing import STYLES
 from ..runs import (
+    Found,
     Row,
     at_start,
     at_update,
     band,
+    by_setting,
     curve_of,
-    difference,
-    exceeds_over_seeds,
+    exceeds_if_run,
     height,
+    paired_if_run,
     paths,
     provenance,
     rows_of,
@@ -44,61 +46,59 @@ LABELS = {
     "none": ("no KL", "k1-loss"),
 }
 """The label of an arm, and the estimator whose colour it has."""
-LINES = {"undivided": "-", "divided": "--"}
 
 
 def draw(numbers: Numbers, figure: "Figure") -> None:
-    """Three panels; lines and filled marks are undivided, dashed lines and open marks divided."""
-    figure.set_size_inches(13, 4.6)
-    updates, frontier, effective = figure.subplots(1, 3)
-    _updates(numbers, updates)
+    """Four panels; filled marks are undivided, open marks divided."""
+    figure.set_size_inches(15, 4.4)
+    undivided, divided, frontier, effective = figure.subplots(1, 4)
+    _updates(numbers, undivided, "undivided")
+    _updates(numbers, divided, "divided")
+    divided.sharey(undivided)
     _frontier(numbers, frontier)
     _effective(numbers, effective)
-    handles, labels = updates.get_legend_handles_labels()
+    handles, labels = undivided.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=5, fontsize=8.5)
 
 
-def _look(name: str) -> tuple[str, str, str]:
-    """Colour, label and division of an arm's name."""
+def _look(name: str) -> tuple[str, str]:
+    """Colour of an arm, and what fills its mark."""
     arm, division = name.split()
-    label, estimator = LABELS[arm]
-    return STYLES[estimator][0], f"{label}, {division}", division
+    colour = STYLES[LABELS[arm][1]][0]
+    return colour, colour if division == "undivided" else "white"
 
 
-def _updates(numbers: Numbers, axis: Any) -> None:
-    for name in (f"{arm} {division}" for arm in LABELS for division in LINES):
-        colour, label, division = _look(name)
-        path = numbers["paths"][name]
-        axis.plot(path["updates"], path["mean"], LINES[division], color=colour, label=label)
+def _updates(numbers: Numbers, axis: Any, division: str) -> None:
+    for arm, (label, estimator) in LABELS.items():
+        colour, path = STYLES[estimator][0], numbers["paths"][f"{arm} {division}"]
+        axis.plot(path["updates"], path["mean"], color=colour, label=label)
         band(axis, path["updates"], path, colour)
-    axis.set(xlabel="updates", ylabel="right answers, in domain", title="β = 0.1", xticks=[0, 20, 40, 60])
+    axis.set(xlabel="updates", ylabel="right answers, in domain", xticks=[0, 20, 40, 60])
+    axis.set_title(f"advantages {division}, β = 0.1\n3 seeds, ± 1 SE")
 
 
 def _frontier(numbers: Numbers, axis: Any) -> None:
     for run in numbers["runs"]:
-        colour, _, division = _look(run["name"])
-        face = colour if division == "undivided" else "white"
+        colour, face = _look(run["name"])
         axis.plot(run["kl"], run["correct_in"], "o", ms=5, color=colour, mfc=face, zorder=3)
     far = max(run["kl"] for run in numbers["runs"])
     at = [far * i / 100 for i in range(1, 101)]
     axis.plot(at, [height(numbers["curve"]["weights"], x) for x in at], color="black", lw=1)
-    axis.set(
-        xlabel="KL(π‖ref) per completion, nats", ylabel="right answers, in domain", title="every β, one mark per run"
-    )
+    axis.set(xlabel="KL(π‖ref) per completion, nats", ylabel="right answers, in domain")
+    axis.set_title("each run of every β\n(filled: undivided; open: divided)")
 
 
 def _effective(numbers: Numbers, axis: Any) -> None:
     for setting, found in numbers["end"].items():
-        colour, _, division = _look(setting.rpartition(" ")[0])
+        colour, face = _look(setting.rpartition(" ")[0])
         if setting.startswith("none"):
             continue
-        face = colour if division == "undivided" else "white"
         x, y = found["effective"], found["kl_per_sequence"]
         axis.errorbar(
             x["mean"], y["mean"], xerr=x["error"], yerr=y["error"], fmt="o", ms=5, color=colour, mfc=face, lw=1
         )
     axis.set(xscale="log", yscale="log", xlabel="effective coefficient", ylabel="KL(π‖ref) per completion, nats")
-    axis.set_title("every β, means over seeds")
+    axis.set_title("every β (filled: undivided)\n3 seeds, ± 1 SE")
     axis.set_xticks([0.01, 0.03, 0.1, 0.3], ["0.01", "0.03", "0.1", "0.3"])
     axis.set_yticks([0.1, 0.3, 1, 3], ["0.1", "0.3", "1", "3"])
     axis.minorticks_off()
@@ -163,13 +163,12 @@ def run(settings: Settings) -> Numbers:
     """The settings at the last update, their paths, their comparisons, and the curve that they have in common."""
     rows = [{**row, "effective": _measured_effective(row)} for row in rows_of(EXPERIMENT, settings)]
     last = at_update(rows, LAST)
-    end = summaries(last, (*COLUMNS, "effective"), setting_of)
     return {
         "made": provenance(rows),
         "start": {c: at_start(rows, c) for c in COLUMNS[:2]},
-        "end": end,
+        "end": summaries(last, (*COLUMNS, "effective"), setting_of),
         "paths": paths([row for row in rows if row["kl_coef"] in (COMPARED_AT, "0.0")], "correct_in", name_of),
-        "comparisons": {claim: _at_every_coefficient(end, *sides) for claim, sides in COMPARISONS.items()},
+        "comparisons": {claim: _at_every_coefficient(last, *sides) for claim, sides in COMPARISONS.items()},
         "runs": runs_of(last, name_of),
         "curve": curve_of(last, name_of),
     }
@@ -195,15 +194,18 @@ def setting_of(row: Row) -> str:
     return f"{name_of(row)} {row['kl_coef']}"
 
 
-def _at_every_coefficient(end: Numbers, column: str, higher: str, lower: str) -> dict[str, dict[str, float]]:
-    coefficients = sorted({name.rpartition(" ")[2] for name in end} - {"0.0"}, key=float)
-    return {c: difference(end[f"{higher} {c}"][column], end[f"{lower} {c}"][column]) for c in coefficients}
+def _at_every_coefficient(last: list[Row], column: str, higher: str, lower: str) -> dict[str, Found | None]:
+    """The difference of two arms at each coefficient, seed by seed."""
+    runs = by_setting(last, setting_of)
+    coefficients = sorted({name.rpartition(" ")[2] for name in runs} - {"0.0"}, key=float)
+    side = lambda name, c: runs.get(f"{name} {c}", [])
+    return {c: paired_if_run(side(higher, c), side(lower, c), column) for c in coefficients}
 
 
 def check(numbers: Numbers) -> list[Check]:
     """The papers' claims at the coefficient with three seeds, and ours."""
     found = {claim: each[COMPARED_AT] for claim, each in numbers["comparisons"].items()}
     return [
-        *(exceeds_over_seeds(claim, found[claim]) for claim in CLAIMED),
-        *ours(*(exceeds_over_seeds(claim, found[claim]) for claim in EFFECTIVE)),
+        *(exceeds_if_run(claim, found[claim]) for claim in CLAIMED),
+        *ours(*(exceeds_if_run(claim, found[claim]) for claim in EFFECTIVE)),
     ]

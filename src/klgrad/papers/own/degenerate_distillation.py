@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Case:
+class Regime:
     """What is varied; the defaults are those of the other cases.
 
     Attributes:
@@ -57,7 +57,7 @@ RATE, WARM = 0.03, 300
 POINTS = (0, 5, 10, 20, 40, 60, 100, 150, 200, 300, 305, 310, 320, 340, 400, 500, 600)
 
 
-def problems_of(case: Case, number: int, seed: int) -> Problems:
+def problems_of(case: Regime, number: int, seed: int) -> Problems:
     """Random teachers, the same ones for every case, and students at the start."""
     generator = torch.Generator().manual_seed(seed)
     ref, away = torch.randn(2, number, VOCAB, VOCAB, generator=generator, dtype=torch.float64)
@@ -88,7 +88,7 @@ def _live(x: Tensor) -> Tensor:
     return x.index_fill(-1, torch.tensor([END]), 0.0)
 
 
-def descend(case: Case, number: int, updates: int, seed: int) -> Numbers:
+def descend(case: Regime, number: int, updates: int, seed: int) -> Numbers:
     """Both KLs and the share of the teacher's length, exact, at `POINTS`."""
     problems = problems_of(case, number, seed)
     logits = problems.start.clone().requires_grad_()
@@ -115,12 +115,12 @@ def descend(case: Case, number: int, updates: int, seed: int) -> Numbers:
     }
 
 
-LEVELS = {"token": Case(discount=0.0), "sequence": Case(), "warm": Case(warm=WARM)}
+LEVELS = {"token": Regime(discount=0.0), "sequence": Regime(), "warm": Regime(warm=WARM)}
 LEVEL_ROWS = (4, 8, 16)
 VARIED = {
-    "distance": [Case(rows=rows, distance=distance) for rows in (4, 16) for distance in (0.0, 0.5, 1.0, 4.0)],
-    "length": [Case(rows=rows, length=length) for rows in (4, 16) for length in (4, 8, 32)],
-    "discount": [Case(rows=rows, discount=discount) for rows in (4, 16) for discount in (0.25, 0.5, 0.75, 0.9)],
+    "distance": [Regime(rows=rows, distance=distance) for rows in (4, 16) for distance in (0.0, 0.5, 1.0, 4.0)],
+    "length": [Regime(rows=rows, length=length) for rows in (4, 16) for length in (4, 8, 32)],
+    "discount": [Regime(rows=rows, discount=discount) for rows in (4, 16) for discount in (0.25, 0.5, 0.75, 0.9)],
 }
 
 

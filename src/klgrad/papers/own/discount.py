@@ -29,13 +29,15 @@ from ..runs import (
     Row,
     at_start,
     at_update,
+    by_setting,
     counts,
-    difference,
-    difference_if_run,
     exceeds_if_run,
     finite_rows,
+    gaps_by_seed,
     grouped,
+    mean_of,
     nearest,
+    paired_if_run,
     provenance,
     rows_of,
     summaries,
@@ -152,25 +154,25 @@ def _all_larger(claim: str, at: Numbers, moment: str, pairs: Iterable[tuple[str,
     return all_exceed(claim, gaps)
 
 
-def prediction_checks(gradients: Numbers, ends: dict[str, dict[str, float]]) -> Iterator[Check]:
+def prediction_checks(gradients: Numbers, apart: dict[str, Found]) -> Iterator[Check]:
     """Whether the gradient at the start orders the KLs at the end.
 
     Args:
         gradients: moments by student and arm.
-        ends: KL after training, by size of the batch and arm.
+        apart: the difference of two arms after training, by size of the batch and both arms.
     """
     losses = {"the squared bias + variance": squared_error, "the angle to the true gradient": one_minus_cosine}
     for name, loss in losses.items():
         claim = f"at the start, {name} of a batch's gradient orders the KLs at the end, on the student's completions"
         yield (
-            _predicted(claim, gradients["0"], ends, loss)
+            _predicted(claim, gradients["0"], apart, loss)
             if "0" in gradients
             else undecided_without("measurements", claim)
         )
 
 
-def _predicted(claim: str, at: Numbers, ends: dict[str, dict[str, float]], loss: Loss) -> Check:
-    right, pairs = _ordered(at, ends, loss)
+def _predicted(claim: str, at: Numbers, apart: dict[str, Found], loss: Loss) -> Check:
+    right, pairs = _ordered(at, apart, loss)
     enough, measured = pairs >= ENOUGH_PAIRS, f"{right} of {pairs} pairs of arms that differ"
     holds = enough and right >= PREDICTED * pairs
     return Check(claim, measured, holds, decided=holds or (enough and right <= CHANCE * pairs))
@@ -191,17 +193,16 @@ def _variance(moments: Numbers, size: int) -> float:
     return moments[VARIANCE]["mean"] * BATCH / size
 
 
-def _ordered(at: Numbers, ends: dict[str, dict[str, float]], loss: Loss) -> tuple[int, int]:
-    """How many pairs of arms with batches of one size differ at the end, and how many of them as the loss says."""
+def _ordered(at: Numbers, apart: dict[str, Found], loss: Loss) -> tuple[int, int]:
+    """How many pairs of arms differ at the end, and how many of them as the loss says."""
     right = pairs = 0
     known = {arm: moments for arm, moments in at.items() if all(moments[m]["mean"] is not None for m in MOMENTS)}
-    for one, other in combinations(ends, 2):
-        (size, arm), (other_size, other_arm) = one.split(), other.split()
-        gap = difference(ends[one], ends[other])
-        differ = counts(gap) or counts({**gap, "difference": -gap["difference"]})
-        if size == other_size and differ and arm in known and other_arm in known:
+    for names, gap in apart.items():
+        size, arm, other = names.split()
+        differ = counts({**gap, "difference": abs(gap["difference"])})
+        if differ and arm in known and other in known:
             pairs += 1
-            right += (loss(known[arm], int(size)) > loss(known[other_arm], int(size))) == (gap["difference"] > 0)
+            right += (loss(known[arm], int(size)) > loss(known[other], int(size))) == (gap["difference"] > 0)
     return right, pairs
 
 
@@ -216,7 +217,7 @@ KINDS = {
     "k1-{}-leave-one-out": ("k1, leave-one-out", GREEN, "^"),
 }
 """Label, colour and mark of a kind of arm."""
-SIZES = {"256": "-", "64": "--"}
+SIZES = ("256", "64")
 PANELS = {
     "kl_per_token": "KL(student‖teacher) per token,\non the student's completions",
     "forward_kl_per_token": "KL(teacher‖student) per token,\non the teacher's completions",
@@ -234,10 +235,10 @@ def draw(numbers: Numbers, figure: "Figure") -> None:
     (*axes, sweep), of_gradients = _places(figure, len(students))
     _rates(sweep, numbers["rates"], numbers["start"])
     for axis, (measure, title) in zip(axes, PANELS.items(), strict=True):
-        for size, line in SIZES.items():
+        for size in SIZES:
             end = {arm.partition(" ")[2]: x for arm, x in numbers["end"].items() if arm.startswith(f"{size} ")}
-            _lines(axis, end, measure, line, f", {size} completions")
-        axis.set(title=title, ylabel="nats, each arm at its best rate")
+            _lines(axis, end, measure, " ", f", {size} completions", open_marks=size == "64")
+        axis.set(title=f"{title}\n3 seeds, ± 1 SE", ylabel="nats, each arm at its best rate")
     for axis, update in zip(of_gradients, students, strict=True):
         _lines(axis, numbers["gradients"][update], "relative_variance", "-", "")
         _lines(axis, numbers["gradients"][update], "relative_squared_bias", ":", None)
@@ -308,8 +309,8 @@ def _named(axes: Any) -> dict[str, Any]:
     return found
 
 
-def _lines(axis: Any, arms: Numbers, measure: str, line: str, suffix: str | None) -> None:
-    """A line for each kind of arm, over the discounts that were run; without a suffix it is not in the legend."""
+def _lines(axis: Any, arms: Numbers, measure: str, line: str, suffix: str | None, *, open_marks: bool = False) -> None:
+    """Marks and a line for each kind of arm, over the discounts; without a suffix it is not in the legend."""
     for pattern, (label, colour, mark) in KINDS.items():
         # Without a future the exact arm has no baseline: it begins both lines of the exact arms.
         names = ["exact-0" if d == "0" and pattern.startswith("exact") else pattern.format(d) for d in DISCOUNTS]
@@ -323,7 +324,15 @@ def _lines(axis: Any, arms: Numbers, measure: str, line: str, suffix: str | None
             order = 3 - list(KINDS).index(pattern) / len(KINDS)
             look = {"fmt": f"{mark}{line}", "color": colour, "ms": 5, "lw": 1.4, "zorder": order}
             label = None if suffix is None else label + suffix
-            axis.errorbar(list(run), mean, yerr=[each.get("error") or 0 for each in found], label=label, **look)
+            if open_marks:
+                look["mfc"] = "white"
+            axis.errorbar(
+                [x + 0.1 * open_marks for x in run],
+                mean,
+                yerr=[each.get("error") or 0 for each in found],
+                label=label,
+                **look,
+            )
 
 
 SEEDS = Experiment("discount.csv", SWEEP.script, ("seeds",))
@@ -360,16 +369,19 @@ def run(settings: Settings) -> Numbers:
     swept, rows = (finite_rows(experiment, settings) for experiment in (SWEEP, SEEDS))
     gradients, measured = gradients_of(settings)
     best, last = best_rates(swept), at_update(rows, LAST)
-    judged = (row for row in last if row["seed"] != FIRST_SEED and rate_of(row) == best.get(arm_of(row)))
-    end = summaries(judged, COLUMNS, setting_of)
+    judged = [row for row in last if row["seed"] != FIRST_SEED and rate_of(row) == best.get(arm_of(row))]
+    runs = by_setting(judged, setting_of)
     return {
         "made": provenance([*rows, *measured, *swept]),
         "start": {column: at_start(rows, column) for column in COLUMNS},
-        "end": end,
+        "end": summaries(judged, COLUMNS, setting_of),
         "one_rate": summaries((row for row in last if rate_of(row) == ONE_RATE), COLUMNS, setting_of),
         "comparisons": {
-            claim: {size: _ahead(end, size, *by) for size in (LARGE, SMALL)} for claim, by in NEARER.items()
+            claim: {size: mean_of(_ahead(runs, size, *by), "gap") for size in (LARGE, SMALL)}
+            for claim, by in NEARER.items()
         },
+        "gains less": paired_if_run(*(_ahead(runs, size, *NEARER[AT_BOTH_SIZES[0]]) for size in (LARGE, SMALL)), "gap"),
+        "apart": _apart(runs),
         "gradients": gradients,
         "rates": at_all_rates(swept),
     }
@@ -380,9 +392,19 @@ def setting_of(row: Row) -> str:
     return " ".join(arm_of(row))
 
 
-def _ahead(end: Numbers, size: str, measure: str, farther: str, nearer: str) -> Found | None:
-    sides = [end[name][measure] if name in end else None for name in (f"{size} {farther}", f"{size} {nearer}")]
-    return difference_if_run(*sides)
+def _ahead(runs: dict[str, list[Row]], size: str, measure: str, farther: str, nearer: str) -> list[Row]:
+    """The differences of two arms, seed by seed."""
+    return gaps_by_seed(*(runs.get(f"{size} {arm}", []) for arm in (farther, nearer)), measure)
+
+
+def _apart(runs: dict[str, list[Row]]) -> dict[str, Found]:
+    """The difference of any two arms with batches of one size, on the student's completions, seed by seed."""
+    found = {}
+    for one, other in combinations(runs, 2):
+        (size, arm), (other_size, other_arm) = one.split(), other.split()
+        if size == other_size and (gap := paired_if_run(runs[one], runs[other], OWN)):
+            found[f"{size} {arm} {other_arm}"] = gap
+    return found
 
 
 def check(numbers: Numbers) -> list[Check]:
@@ -390,7 +412,5 @@ def check(numbers: Numbers) -> list[Check]:
     compared = numbers["comparisons"]
     found = [exceeds_if_run(claim, at[LARGE]) for claim, at in compared.items()]
     found += [exceeds_if_run(f"with batches of 64, {claim}", compared[claim][SMALL]) for claim in AT_BOTH_SIZES]
-    gains = (compared[AT_BOTH_SIZES[0]][size] for size in (LARGE, SMALL))
-    found.append(exceeds_if_run(GAINS_LESS, difference_if_run(*gains)))
-    ends = {name: columns[OWN] for name, columns in numbers["end"].items()}
-    return [*found, *gradient_checks(numbers["gradients"]), *prediction_checks(numbers["gradients"], ends)]
+    found.append(exceeds_if_run(GAINS_LESS, numbers["gains less"]))
+    return [*found, *gradient_checks(numbers["gradients"]), *prediction_checks(numbers["gradients"], numbers["apart"])]

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from ...drawing import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION
+from ...drawing import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY
 from ..runs import (
     COLUMNS as DISTILLED,
     FIRST_SEED,
@@ -29,10 +29,9 @@ from ..runs import (
     equal_over_seeds,
     exceeds_if_run,
     excess_by_seed,
-    excess_of,
     finite_rows,
     grouped,
-    mean_excess,
+    mean_of,
     nearest,
     over_seeds,
     paired_if_run,
@@ -44,62 +43,64 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-# The figure of `reuse`: both KLs over completions, over updates and over seconds.
+# The figure of `reuse`: both KLs over completions and over updates.
 
 ARMS = {
     "klgrad 1 256": ("1 use", SKY, "-"),
     "klgrad 2 256": ("2 uses", BLUE, "-"),
     "klgrad 4 256": ("4 uses", GREEN, "-"),
     "klgrad 8 256": ("8 uses", ORANGE, "-"),
+    "trl-reverse 1 256": ("TRL, reverse KL", BLACK, "--"),
+    "trl-forward 1 256": ("TRL, forward KL", GREY, "--"),
     "klgrad 1 64": ("1 use, batches of 64", SKY, ":"),
     "klgrad 2 64": ("2 uses, batches of 64", BLUE, ":"),
     "klgrad 1 32": ("1 use, batches of 32", PURPLE, ":"),
-    "trl-reverse 1 256": ("TRL, reverse KL", BLACK, "--"),
-    "trl-jsd 1 256": ("TRL, JSD", VERMILION, "--"),
-    "trl-forward 1 256": ("TRL, forward KL", GREY, "--"),
     "trl-reverse 1 64": ("TRL, reverse KL, batches of 64", BLACK, ":"),
 }
 """Label, colour and line of an arm."""
+MANY_UPDATES = ("klgrad 4 256", "klgrad 8 256", "klgrad 1 64", "klgrad 2 64", "klgrad 1 32", "trl-reverse 1 64")
+PANELS = {
+    "completions": ("sampled completions", "batches of 256", tuple(arm for arm in ARMS if arm.endswith("256"))),
+    "updates": ("updates", "arms with 160 or 320 updates", MANY_UPDATES),
+}
+"""What is below a column of panels, its title, and its arms."""
 ROWS = {
     "kl_per_token": "KL(student‖teacher) per token,\non the student's completions, nats",
     "forward_kl_per_token": "KL(teacher‖student) per token,\non the teacher's completions, nats",
 }
-OVER = {"completions": "sampled completions", "updates": "updates", "seconds": "seconds of training, on a shared GPU"}
 
 
 def draw(numbers: Numbers, figure: "Figure") -> None:
     """Means over seeds after the first evaluation, with bars of one standard error; what has no runs is left out."""
-    figure.set_size_inches(14, 8.4)
-    axes = figure.subplots(len(ROWS), len(OVER), sharey="row", sharex="col")
+    figure.set_size_inches(11, 8.4)
+    axes = figure.subplots(len(ROWS), len(PANELS), sharey="row", sharex="col")
     for (column, label), row in zip(ROWS.items(), axes, strict=True):
-        for (over, name), axis in zip(OVER.items(), row, strict=True):
-            _lines(numbers, column, over, axis)
-            axis.set_title(f"over {name}; ± 1 SE", fontsize=9.5)
+        for (over, (_, title, arms)), axis in zip(PANELS.items(), row, strict=True):
+            _lines(numbers, column, over, axis, arms)
+            axis.set_title(f"{title}\n3 seeds, ± 1 SE", fontsize=9.5)
         row[0].set(ylabel=label, yscale="log")
         for formatter in (row[0].yaxis.set_major_formatter, row[0].yaxis.set_minor_formatter):
             formatter("{x:g}")
         for axis in row:
             axis.tick_params(which="both", labelsize=8)
-    for axis, name in zip(axes[-1], OVER.values(), strict=True):
+    for axis, (name, *_) in zip(axes[-1], PANELS.values(), strict=True):
         axis.set_xlabel(name)
-    # Handles so long that dots differ from dashes; four columns of the longest labels just fit.
-    look = {"ncols": 4, "fontsize": 8.5, "handlelength": 3, "columnspacing": 1.2}
-    figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center", **look)
+    named = {label: handle for axis in axes[0] for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
+    # Handles so long that dots differ from dashes; three columns of the longest labels just fit.
+    look = {"ncols": 3, "fontsize": 8.5, "handlelength": 3, "columnspacing": 1.2}
+    figure.legend(named.values(), named.keys(), loc="outside lower center", **look)
 
 
-def _seeds(count: float) -> str:
-    return f"{count:g} seed{'s' * (count != 1)}"
-
-
-def _lines(numbers: Numbers, column: str, over: str, axis: Any) -> None:
+def _lines(numbers: Numbers, column: str, over: str, axis: Any, arms: tuple[str, ...]) -> None:
     """Without the evaluation before training, whose KL is several times as large."""
-    for arm, (label, colour, line) in ARMS.items():
-        if (path := numbers["paths"].get(arm)) is None or None in path[over]:
+    for arm in arms:
+        label, colour, line = ARMS[arm]
+        if (path := numbers["paths"].get(arm)) is None:
             continue
         x = path[over][1:]
         mean, error = ([each[name] for each in path[column][1:]] for name in ("mean", "error"))
         look = {"fmt": line, "marker": "o", "ms": 4, "color": colour, "lw": 1.4, "capsize": 2}
-        name = f"{label}, {numbers['settings'][arm]} ({_seeds(path[column][-1]['seeds'])})"
+        name = f"{label}, {numbers['settings'][arm]}"
         axis.errorbar(x, mean, yerr=error, label=name, **look)
     if not axis.lines:
         axis.text(0.5, 0.5, "not measured", transform=axis.transAxes, ha="center")
@@ -116,7 +117,12 @@ EXPERIMENT = Experiment(
 PER_COMPLETION = "kl_per_sequence"
 """KL(student‖teacher) of whole completions: students differ in the length of theirs."""
 COLUMNS = (*DISTILLED, PER_COMPLETION)
-BY_SEED = ("seed", *(f"{column}{end}" for column in (OWN, TEACHERS, RIGHT) for end in ("", "_se")), PER_COMPLETION)
+BY_SEED = (
+    "seed",
+    *(f"{column}{end}" for column in (OWN, TEACHERS, RIGHT) for end in ("", "_se")),
+    PER_COMPLETION,
+    "seconds",
+)
 """What is kept of each run at its end."""
 ALL, HALF = 10240, 5120
 """Sampled completions: those of a whole run, and those at which a run is compared with whole ones."""
@@ -231,14 +237,12 @@ def _seconds(rows: list[Row]) -> Found | None:
 
 
 def _path(rows: list[Row]) -> dict[str, list[Any]]:
-    """Both KLs of an arm over the completions, with its updates and mean seconds."""
-    found: dict[str, list[Any]] = {name: [] for name in ("completions", "updates", "seconds", OWN, TEACHERS)}
+    """Both KLs of an arm over the completions, with its updates."""
+    found: dict[str, list[Any]] = {name: [] for name in ("completions", "updates", OWN, TEACHERS)}
     for completions in sorted({completions_of(row) for row in rows}):
         here = [row for row in rows if completions_of(row) == completions]
-        seconds = _seconds(here)
         found["completions"].append(completions)
         found["updates"].append(int(here[0]["update"]))
-        found["seconds"].append(seconds["mean"] if seconds else None)
         for column in (OWN, TEACHERS):
             found[column].append(over_seeds(here, column))
     return found
@@ -265,7 +269,7 @@ def _by_one_kl(end: Numbers, measure: str, words: str) -> Iterator[Check]:
         yield exceeds_if_run(f"{uses} uses end nearer than TRL's trainer, {words}", less(trl, arm))
     claim = f"1 use ends as near as TRL's reverse KL, within a tenth, {words}"
     same = named("trl-reverse", 1, WHOLE_BATCH)
-    excess = mean_excess(excess_by_seed(_rows_at(end, ONCE), _rows_at(end, same), measure))
+    excess = mean_of(excess_by_seed(_rows_at(end, ONCE), _rows_at(end, same), measure), "excess")
     yield equal_over_seeds(claim, excess, CLOSE) if excess else exceeds_if_run(claim, None)
 
 
@@ -293,11 +297,6 @@ def _rows_at(found: Numbers, arm: str | None) -> list[Row]:
 
 def _by_seconds(end: Numbers) -> Iterator[Check]:
     """Of our own trainer alone: TRL's is run without what makes ours sample faster."""
-    four, once = (_of(end, arm, "seconds") for arm in (FOUR, ONCE))
-    longer = excess_of(four, once) if four and once else None
+    four, once = ([row for row in _rows_at(end, arm) if row.get("seconds")] for arm in (FOUR, ONCE))
+    longer = mean_of(excess_by_seed(four, once, "seconds"), "excess")
     yield below_if_run("4 uses take less than twice the seconds of 1", longer, TWICE_AS_LONG)
-
-
-def _of(found: Numbers, arm: str | None, column: str) -> Found | None:
-    """A column of an arm; None for an arm without runs, and for seconds that were not taken."""
-    return found[arm][column] if arm in found else None

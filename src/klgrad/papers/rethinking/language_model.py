@@ -8,20 +8,20 @@ vocabulary. Steadiness is the noise of the training reward: its standard deviati
 trend. Design, table and limits: docs/experiments.md.
 """
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ...drawing import STYLES
 from ..runs import (
+    Found,
     Row,
     at_start,
     at_update,
     band,
     counts,
-    difference,
     equal_over_seeds,
     exceeds_if_run,
     grouped,
+    paired_if_run,
     paths,
     provenance,
     rows_of,
@@ -62,7 +62,7 @@ def draw(numbers: Numbers, figure: "Figure") -> None:
         for axis, column in zip(row, PANELS, strict=True):
             _updates(axis, numbers["paths"][column], rate)
     for axis, title in zip(axes[0], PANELS.values(), strict=True):
-        axis.set_title(title, fontsize=10)
+        axis.set_title(f"{title}\n3 seeds, ± 1 SE", fontsize=10)
     for axis in axes[-1]:
         axis.set(xlabel="updates", xticks=[0, 20, 40, 60])
     handles, labels = axes[0][0].get_legend_handles_labels()
@@ -93,6 +93,10 @@ SAME_REWARD = 0.05
 SAME_KL = 0.5
 """A KL is that of no KL if it differs by less than this share of what k2 as a loss changes: it is nearer to no KL. The
 error of that change is not counted."""
+SAME = {
+    "k1 as loss ends with the training reward of no KL": ("train_reward", K1, NONE),
+    "k1 as loss changes the KL by less than half of what k2 as loss does": (GAP, K1, NONE),
+}
 HIGHER = {
     "k2 as loss ends nearer to ref than no KL": (GAP, NONE, K2),
     "k3 as loss ends nearer to ref than no KL": (GAP, NONE, K3),
@@ -117,6 +121,7 @@ def run(settings: Settings) -> Numbers:
         "made": provenance(rows),
         "start": {column: at_start(rows, column) for column in HELD_OUT},
         "end": summaries(last, COLUMNS, setting_of),
+        "gaps": {rate: _gaps(grouped(last, setting_of), rate) for rate in RATES},
         "stopped": {name: _stopped(group) for name, group in grouped(rows, setting_of).items()},
         "paths": {column: paths(measured(column), column, setting_of) for column in PANELS},
     }
@@ -146,30 +151,25 @@ def _stopped(rows: list[Row]) -> int:
 
 def check(numbers: Numbers) -> list[Check]:
     """The paper's sentences at each learning rate; a sentence whose runs are missing is undecided."""
-    return [check for rate in RATES for check in _at_rate(numbers["end"], rate)]
+    return [check for rate in RATES for check in _at_rate(numbers["gaps"][rate], rate)]
 
 
-def _at_rate(end: Numbers, rate: str) -> list[Check]:
-    gap = lambda column, *arms: _difference(end, column, *(f"{arm} {rate}" for arm in arms))
-    reward = f"k1 as loss ends with the training reward of no KL, rate {rate}"
-    far = f"k1 as loss changes the KL by less than half of what k2 as loss does, rate {rate}"
-    found = [_same(reward, gap("train_reward", K1, NONE), SAME_REWARD), _same(far, gap(GAP, K1, NONE), _margin(gap))]
-    for claim, sides in HIGHER.items():
-        found.append(exceeds_if_run(f"{claim}, rate {rate}", gap(*sides)))
-    return found
+def _gaps(last: dict[str, list[Row]], rate: str) -> dict[str, Found | None]:
+    """The differences of `SAME` and `HIGHER` at one rate, seed by seed."""
+    runs = lambda arm: last.get(f"{arm} {rate}", [])
+    sides = SAME | HIGHER
+    return {claim: paired_if_run(runs(one), runs(other), column) for claim, (column, one, other) in sides.items()}
 
 
-def _difference(end: Numbers, column: str, higher: str, lower: str) -> dict[str, float] | None:
-    return difference(end[higher][column], end[lower][column]) if higher in end and lower in end else None
+def _at_rate(gaps: dict[str, Found | None], rate: str) -> list[Check]:
+    # How far from no KL still counts as no KL; None if k2 as a loss has no effect to compare with.
+    effect = gaps["k2 as loss ends nearer to ref than no KL"]
+    margins = (SAME_REWARD, SAME_KL * effect["difference"] if effect and counts(effect) else None)
+    found = [_same(f"{claim}, rate {rate}", gaps[claim], at) for claim, at in zip(SAME, margins, strict=True)]
+    return [*found, *(exceeds_if_run(f"{claim}, rate {rate}", gaps[claim]) for claim in HIGHER)]
 
 
-def _margin(gap: Callable[..., dict[str, float] | None]) -> float | None:
-    """How far from no KL still counts as no KL; None if k2 as a loss has no effect to compare with."""
-    effect = gap(GAP, NONE, K2)
-    return SAME_KL * effect["difference"] if effect and counts(effect) else None
-
-
-def _same(claim: str, found: dict[str, float] | None, margin: float | None) -> Check:
+def _same(claim: str, found: Found | None, margin: float | None) -> Check:
     if found is None:
         return undecided_without_runs(claim)
     if margin is None:

@@ -16,14 +16,15 @@ from ...drawing import STYLES
 from ..runs import (
     Row,
     at_update,
-    difference,
     equal_over_seeds,
     error_at,
     error_of_kl_at,
     exceeds_over_seeds,
     grouped,
     kl_at,
+    mean_of,
     over_seeds,
+    paired_if_run,
     points_of,
     provenance,
     right_at,
@@ -58,11 +59,11 @@ def draw(numbers: Numbers, figure: "Figure") -> None:
     arms = {arm: found for arm, found in numbers["arms"].items() if found is not None}
     colours = [LABELS[arm][1] for arm in arms]
     _bars(needed, [LABELS[arm][0] for arm in arms], [each["mean"] for each in arms.values()], arms.values(), colours)
-    needed.set(xlabel="KL(π‖ref) per completion, nats", title="KL at 25% right answers, every β")
+    needed.set(xlabel="KL(π‖ref) per completion, nats", title="KL at 25% right answers\n3 seeds, ± 1 SE")
     words = [name.replace(" answers ", "\nanswers ") for name in numbers["gaps"]]
     found = numbers["gaps"].values()
     _bars(gaps, words, [each["difference"] for each in found], found, ["#999999"] * len(words))
-    gaps.set(xlabel="difference of right answers", title="at equal KL")
+    gaps.set(xlabel="difference of right answers", title="at equal KL\n3 seeds, ± 1 SE")
     handles, labels = points.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(LABELS), fontsize=8.5)
 
@@ -72,7 +73,11 @@ def _points(numbers: Numbers, axis: Any) -> None:
         own = [point for point in numbers["points"] if point["name"] == arm]
         kl, right = [p["kl"] for p in own], [p["correct_in"] for p in own]
         axis.plot(kl, right, mark, ms=4, color=colour, mfc="none", label=label, lw=0)
-    axis.set(xlabel="KL(π‖ref) per completion, nats", ylabel="right answers, in domain", title="every β and evaluation")
+    axis.set(
+        xlabel="KL(π‖ref) per completion, nats",
+        ylabel="right answers, in domain",
+        title="each evaluation of each run,\nevery β",
+    )
 
 
 def _bars(axis: Any, names: list[str], values: list[float], found: Iterable[Numbers], colours: list[str]) -> None:
@@ -125,10 +130,12 @@ def run(settings: Settings) -> Numbers:
     start = over_seeds(at_update(rows, 0), "correct_in")["mean"]
     trained = [row for row in rows if row["update"] != "0"]
     by_arm = grouped(trained, _arm)
+    reached = {arm: _reached(by_arm[arm], start) for arm in LIMITED}
     return {
         "made": provenance(rows),
         "start": start,
-        "arms": {arm: _reached(by_arm[arm], start) for arm in LIMITED},
+        "arms": {arm: over_seeds(found, "kl") if found else None for arm, found in reached.items()},
+        "apart": paired_if_run(reached[K3], reached[SOUND], "kl"),
         "gaps": {name: _gap(by_arm, start, *sides) for name, sides in GAPS.items()},
         "points": runs_of(trained, _arm),
     }
@@ -147,15 +154,15 @@ def _seed(row: Row) -> str:
     return row["seed"]
 
 
-def _reached(rows: list[Row], start: float) -> dict[str, float] | None:
-    """The mean KL over seeds at which right answers reach `SHARE`, with its error; None if a seed has no value."""
+def _reached(rows: list[Row], start: float) -> list[Row]:
+    """The KL of each seed at which right answers reach `SHARE`, with its error; none if a seed has no value."""
     found = []
-    for own in grouped(rows, _seed).values():
+    for seed, own in grouped(rows, _seed).items():
         value = kl_at(points_of(own), start, SHARE)
         if value is None:
-            return None
-        found.append({"kl": str(value), "kl_se": str(error_of_kl_at(own, start, value))})
-    return over_seeds(found, "kl")
+            return []
+        found.append({"seed": seed, "kl": str(value), "kl_se": str(error_of_kl_at(own, start, value))})
+    return found
 
 
 def _gap(by_arm: dict[str, list[Row]], start: float, arm: str, coef: str, other: str, sign: int) -> dict[str, float]:
@@ -166,8 +173,7 @@ def _gap(by_arm: dict[str, list[Row]], start: float, arm: str, coef: str, other:
         there = right_at(points_of(curve), start, kl)
         error = math.hypot(float(end["correct_in_se"]), error_at(curve, kl))
         found.append({"gap": str(sign * (float(end["correct_in"]) - there)), "gap_se": str(error)})
-    made = over_seeds(found, "gap")
-    return {"difference": made["mean"], "error": made["error"], "seeds": made["seeds"]}
+    return mean_of(found, "gap") or {}
 
 
 def check(numbers: Numbers) -> list[Check]:
@@ -176,10 +182,10 @@ def check(numbers: Numbers) -> list[Check]:
     for claim, gap in numbers["gaps"].items():
         check = exceeds_over_seeds(f"at equal KL, {claim}", gap)
         found.append(replace(check, ours=GAPS[claim][0] == DISCOUNTED))
-    arms, sound = numbers["arms"], numbers["arms"][SOUND]
+    sound, apart = numbers["arms"][SOUND], numbers["apart"]
     claim = "k3 as loss and k1 in the reward need the same KL for 25% right answers, within a quarter"
-    if arms[K3] is None or sound is None:
+    if apart is None:
         found.append(Check(claim, "no value: not every seed reaches it", holds=False, decided=False))
     else:
-        found.append(equal_over_seeds(claim, difference(arms[K3], sound), CLOSE * sound["mean"]))
+        found.append(equal_over_seeds(claim, apart, CLOSE * sound["mean"]))
     return found

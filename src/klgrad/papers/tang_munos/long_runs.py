@@ -25,11 +25,12 @@ from ..runs import (
     counts,
     equal_over_seeds,
     exceeds_over_seeds,
+    excess_by_seed,
     gap_at_equal_kl,
+    gaps_by_seed,
     grouped,
-    over_seeds,
+    mean_of,
     paired_if_run,
-    pairs_by_seed,
     paths,
     provenance,
     rows_of,
@@ -194,16 +195,8 @@ def _gained(rows: list[Row]) -> dict[str, Found | None]:
 
 def _caught_up(by_arm: dict[str, list[Row]]) -> Found | None:
     """By how much the distance of `DIVIDED` from `K1` is smaller at the end than early, seed by seed."""
-
-    def behind(update: int) -> list[Row]:
-        pairs = pairs_by_seed(*(at_update(by_arm.get(arm, []), update) for arm in (K1, DIVIDED)))
-        errors = [math.hypot(*(float(row[f"{RIGHT}_se"]) for row in pair)) for pair in pairs]
-        gaps = [float(one[RIGHT]) - float(other[RIGHT]) for one, other in pairs]
-        return [
-            {"seed": one["seed"], "gap": str(gap), "gap_se": str(error)}
-            for (one, _), gap, error in zip(pairs, gaps, errors, strict=True)
-        ]
-
+    ends = lambda update: (at_update(by_arm.get(arm, []), update) for arm in (K1, DIVIDED))
+    behind = lambda update: gaps_by_seed(*ends(update), RIGHT)
     return paired_if_run(behind(EARLY), behind(LAST), "gap")
 
 
@@ -230,22 +223,7 @@ def _risen(rows: list[Row]) -> list[Row]:
 
 def _growth(rows: Sequence[Row]) -> Found | None:
     """The share by which the KL grows between the last two evaluations, seed by seed; None without a seed."""
-    found = []
-    for own in grouped(rows, seed_of).values():
-        ends = [at_update(own, update) for update in (BEFORE_LAST, LAST)]
-        if all(ends):
-            (before, error_before), (last, error_last) = (_kl(each[0]) for each in ends)
-            ratio = last / before
-            error = ratio * math.hypot(error_before / before, error_last / last)
-            found.append({"growth": str(ratio - 1), "growth_se": str(error)})
-    if not found:
-        return None
-    made = over_seeds(found, "growth")
-    return {"difference": made["mean"], "error": made["error"], "seeds": made["seeds"]}
-
-
-def _kl(row: Row) -> tuple[float, float]:
-    return float(row[KL]), float(row[f"{KL}_se"])
+    return mean_of(excess_by_seed(at_update(rows, LAST), at_update(rows, BEFORE_LAST), KL), "excess")
 
 
 def check(numbers: Numbers) -> list[Check]:

@@ -1,14 +1,68 @@
-"""slime: the flags of `train.py` and `train_async.py`."""
+"""slime and its fork miles: their KL formulae; of slime the flags of `train.py` and `train_async.py`."""
+
+from __future__ import annotations
 
 import re
 from typing import TYPE_CHECKING, Any
 
-from ..run_settings import Change, KLPart, Reader, Run, Why, one_of, with_defaults
-from ..transcribed import OVER_COMPLETIONS, OVER_TOKENS
-from .formulae import AsLoss, InReward, part_of
+from .formulae import (
+    OVER_COMPLETIONS,
+    OVER_TOKENS,
+    SUM,
+    AsLoss,
+    InReward,
+    framework_of,
+    kl_subject,
+    part_of,
+    ratio_of,
+)
+from .framework import Default, Source
+from .run_settings import Change, KLPart, Reader, Run, Why, one_of, with_defaults
 
 if TYPE_CHECKING:
-    from ...targets import Verdict
+    from collections.abc import Iterator
+
+    from ..audit import Subject
+    from ..targets import Verdict
+    from .formulae import PerToken
+
+
+def losses() -> Iterator[Subject]:
+    """The estimate, with π/π_old on request; the value of low_var_kl is clamped at 10."""
+    yield from _in_loss("slime", None)
+    # With these estimators the advantage is the score alone, and the KL of --kl-coef is dropped.
+    yield kl_subject("slime", "--kl-coef --advantage-estimator grpo", lambda b: -b.advantages * ratio_of(b), SUM)
+
+
+def _in_loss(framework: str, log_clamp: float | None) -> Iterator[Subject]:
+    """The KL in the loss of slime, and of miles, whose low_var_kl bounds the log-ratio too."""
+
+    def per_token(kind: str, unbiased: bool) -> PerToken:
+        if kind == "low_var_kl":
+            return AsLoss("k3", log_clamp, clamp=10.0, ratio=unbiased)
+        return AsLoss(kind, ratio=unbiased)
+
+    for kind in ("k1", "k2", "k3", "low_var_kl"):
+        for unbiased in (False, True):
+            settings = f"--use-kl-loss --kl-loss-type {kind}{' --use-unbiased-kl' * unbiased}"
+            yield kl_subject(framework, settings, per_token(kind, unbiased), OVER_COMPLETIONS)
+    settings = "--use-kl-loss --kl-loss-type k3 --use-unbiased-kl --calculate-per-token-loss"
+    yield kl_subject(framework, settings, per_token("k3", True), OVER_TOKENS)
+
+
+def losses_of_miles() -> Iterator[Subject]:
+    """A fork of slime: its KLs in the loss, then that of the reward, and distillation."""
+    yield from _in_loss("miles", 20.0)
+    clip = (0.2, 0.2)
+    for kind in ("k1", "k3"):
+        settings = f"--kl-coef --kl-loss-type {kind} --advantage-estimator reinforce_plus_plus"
+        yield kl_subject("miles", settings, InReward(kind, clip=clip), OVER_COMPLETIONS)
+    yield kl_subject("miles", "--use-opd", InReward("k1", discount=0, clip=clip), OVER_COMPLETIONS)
+    # As of slime, the advantages of grpo drop the KL of --kl-coef.
+    yield kl_subject("miles", "--kl-coef --advantage-estimator grpo", lambda b: -b.advantages * ratio_of(b), SUM)
+
+
+# The flags of slime.
 
 KNOWN: dict[str, Any] = {
     "use_kl_loss": False,
@@ -150,16 +204,32 @@ def _stale(settings: dict[str, Any]) -> tuple[str, ...]:
     return (*found, ENGINE)
 
 
-READER = Reader(
+FRAMEWORK = framework_of(
     "slime",
-    KNOWN,
-    read_config,
-    re.compile(r"(.*/)?slime/train(_async)?\.py"),
-    beginnings=("hf_checkpoint", "ref_load", "num_rollout", "opd_", "kl_loss_type", "use_unbiased_kl"),
-    harmless=HARMLESS,
-    version="0.3.1",
-    source="THUDM/slime: slime/utils/arguments.py, slime/backends/megatron_utils/loss.py, slime/utils/ppo_utils.py; "
-    "read on 2026-11-18 at 624b824a8 of 2026-08-21",
-    flags="-",
-    elsewhere=re.compile(r"\$\{MODEL_ARGS\[@\]\}"),
+    losses,
+    Source("THUDM/slime", "0.3.1", ("slime/utils/ppo_utils.py", "slime/backends/megatron_utils/loss.py")),
+    Default("no KL; with --use-kl-loss alone", "slime --use-kl-loss --kl-loss-type k1"),
+    reader=Reader(
+        "slime",
+        KNOWN,
+        read_config,
+        re.compile(r"(.*/)?slime/train(_async)?\.py"),
+        beginnings=("hf_checkpoint", "ref_load", "num_rollout", "opd_", "kl_loss_type", "use_unbiased_kl"),
+        harmless=HARMLESS,
+        source="THUDM/slime: slime/utils/arguments.py, slime/backends/megatron_utils/loss.py, "
+        "slime/utils/ppo_utils.py; read on 2026-11-18 at 624b824a8 of 2026-08-21",
+        flags="-",
+        elsewhere=re.compile(r"\$\{MODEL_ARGS\[@\]\}"),
+    ),
+)
+MILES = framework_of(
+    "miles",
+    losses_of_miles,
+    Source(
+        "radixark/miles",
+        "0.1.0",
+        tuple(f"miles/backends/training_utils/loss_hub/{name}.py" for name in ("math_utils", "losses", "opd")),
+    ),
+    Default("no KL; with --use-kl-loss and --kl-loss-coef alone", "miles --use-kl-loss --kl-loss-type k1"),
+    caveats=("`--kl-coef` has no effect with `--advantage-estimator grpo`, the default, or `gspo`, as in slime.",),
 )

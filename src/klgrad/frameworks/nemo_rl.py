@@ -1,15 +1,73 @@
-"""NeMo-RL: `loss_fn` and `grpo` of its GRPO and PPO recipes."""
+"""NeMo-RL: its KL formulae, and `loss_fn` and `grpo` of its GRPO and PPO recipes."""
+
+from __future__ import annotations
 
 import re
 from typing import TYPE_CHECKING, Any
 
-from ...errors import RunFileError
-from ..run_settings import Change, KLPart, Reader, Run, Why, one_of, with_defaults
-from ..transcribed import OVER_COMPLETIONS, OVER_TOKENS, nemo_rl_terms
-from .formulae import InReward, number_or_none, part_of
+from ..errors import RunFileError
+from .formulae import (
+    OVER_COMPLETIONS,
+    OVER_TOKENS,
+    InReward,
+    estimate,
+    framework_of,
+    kl_subject,
+    number_or_none,
+    part_of,
+)
+from .framework import Default, Source
+from .run_settings import Change, KLPart, Reader, Run, Why, one_of, with_defaults
 
 if TYPE_CHECKING:
-    from ...targets import Verdict
+    from collections.abc import Iterator
+
+    from torch import Tensor
+
+    from ..audit import Subject
+    from ..audit.batch import Batch
+    from ..targets import Verdict
+    from .formulae import PerToken
+
+
+def terms_of(kind: str, *, to_sampler: bool, log_clamp: float | None = 20.0, clamp: float | None = 10.0) -> PerToken:
+    """The KL of NeMo-RL in the loss, with its bounds on the log-ratio and on the value."""
+
+    def terms(batch: Batch) -> Tensor:
+        x = batch.ref_logp - batch.logp
+        inside = x if log_clamp is None else x.clamp(-log_clamp, log_clamp)
+        ratio = (batch.logp - (batch.behavior_logp if to_sampler else batch.logp.detach())).exp()
+        ratio = ratio.nan_to_num(nan=0.0, posinf=0.0)
+        kl = ratio.where(x == inside, ratio.detach()) * estimate(kind, inside)
+        return kl if clamp is None else kl.clamp(-clamp, clamp)
+
+    return terms
+
+
+def losses() -> Iterator[Subject]:
+    """The estimate times a ratio that is 1 and has a gradient, or π/μ; its value is clamped at 10."""
+
+    def per_token(kind: str, to_sampler: bool, clamp: bool) -> PerToken:
+        return terms_of(kind, to_sampler=to_sampler, clamp=10.0 if clamp else None)
+
+    kl_type = "reference_policy_kl_type={}".format
+    default = per_token("k3", False, True)
+    yield kl_subject("nemo-rl", f"{kl_type('k3')} token_level_loss=True", default, OVER_TOKENS)
+    yield kl_subject("nemo-rl", f"{kl_type('k3')} token_level_loss=False", default, OVER_COMPLETIONS)
+    for kind in ("k1", "k2"):
+        terms = per_token(kind, False, True)
+        yield kl_subject("nemo-rl", f"{kl_type(kind)} token_level_loss=True", terms, OVER_TOKENS)
+    for name, clamp in (("", True), (" kl_output_clamp_value=null", False)):
+        settings = f"{kl_type('k3')} token_level_loss=True use_on_policy_kl_approximation=True{name}"
+        yield kl_subject("nemo-rl", settings, per_token("k3", True, clamp), OVER_TOKENS)
+    # In the reward a token has its own estimate only, whitened over the batch with the scores.
+    for kind in ("k3", "k1"):
+        form = InReward(kind, 0, 10.0, 20.0, whitened=True, clip=(0.2, 0.2))
+        settings = f"use_kl_in_reward adv_estimator=reinforce_plus_plus {kl_type(kind)}"
+        yield kl_subject("nemo-rl", settings, form, OVER_TOKENS)
+
+
+# Its recipes.
 
 LOSS, GRPO, PPO = "loss_fn.", "grpo.", "ppo."
 KNOWN: dict[str, Any] = {
@@ -113,7 +171,7 @@ def _read_loss(settings: dict[str, Any], kind: str) -> tuple[KLPart, list[Change
     name += " use_on_policy_kl_approximation=True" * to_sampler
     name += "" if clamp == 10 else f" kl_output_clamp_value={'null' if clamp is None else f'{clamp:g}'}"
     name += "" if log_clamp == 20 else f" kl_input_clamp_value={'null' if log_clamp is None else f'{log_clamp:g}'}"
-    form = nemo_rl_terms(kind, to_sampler=to_sampler, log_clamp=log_clamp, clamp=clamp)
+    form = terms_of(kind, to_sampler=to_sampler, log_clamp=log_clamp, clamp=clamp)
     beta = settings[f"{LOSS}reference_policy_kl_penalty"]
     return part_of("nemo-rl", name, form, _reduction(settings), beta), changes
 
@@ -145,15 +203,35 @@ def _stale(settings: dict[str, Any]) -> tuple[str, ...]:
     return (*found, ENGINE)
 
 
-READER = Reader(
-    "NeMo-RL",
-    KNOWN,
-    read_config,
-    re.compile(r"(.*/)?run_(grpo|ppo|vlm_grpo)\w*\.py"),
-    beginnings=("loss_fn.",),
-    harmless=HARMLESS,
-    sections=(*DISTILLATION, *OTHER),
-    version="0.7.0",
-    source="NVIDIA-NeMo/RL: nemo_rl/algorithms/loss/loss_functions.py, nemo_rl/algorithms/advantage_estimator.py, "
-    "examples/configs/grpo_math_1B.yaml; read on 2026-11-18 at 7ea279abf of 2026-08-22",
+FRAMEWORK = framework_of(
+    "nemo-rl",
+    losses,
+    Source(
+        "NVIDIA-NeMo/RL",
+        "0.7.0",
+        (
+            "nemo_rl/algorithms/utils.py",
+            "nemo_rl/algorithms/loss/loss_functions.py",
+            "nemo_rl/algorithms/advantage_estimator.py",
+        ),
+    ),
+    Default(
+        "k3 as a loss, reference_policy_kl_penalty=0.01",
+        "nemo-rl reference_policy_kl_type=k3 token_level_loss=True",
+    ),
+    reader=Reader(
+        "NeMo-RL",
+        KNOWN,
+        read_config,
+        re.compile(r"(.*/)?run_(grpo|ppo|vlm_grpo)\w*\.py"),
+        beginnings=("loss_fn.",),
+        harmless=HARMLESS,
+        sections=(*DISTILLATION, *OTHER),
+        source="NVIDIA-NeMo/RL: nemo_rl/algorithms/loss/loss_functions.py, nemo_rl/algorithms/advantage_estimator.py, "
+        "examples/configs/grpo_math_1B.yaml; read on 2026-11-18 at 7ea279abf of 2026-08-22",
+    ),
+    caveats=(
+        "`use_kl_in_reward` takes `reference_policy_kl_type` too, which is k3 by default: in the reward that is the "
+        "reverse KL minus the forward KL.",
+    ),
 )

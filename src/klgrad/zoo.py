@@ -1,4 +1,9 @@
-r"""KL losses as found in published code and papers, sound or not, by name.
+r"""KL losses as found in published code and papers, sound or not, by name: for study and audit.
+
+The estimator is differentiated as a loss, with or without a ratio to the sampler, its detached value is put on the
+score, where policy-gradient training would put it, or both. Every cell takes a `Rollout` and returns a scalar: summed
+over the completion and averaged over completions, unless its name says otherwise. Where a ratio is used it is π/μ. The
+exponentials saturate; a trainer's own code may overflow where these do not.
 
 A cell is estimator x placement x level x weighting. Each docstring's Gradient line is compared with the audit by a
 test.
@@ -7,19 +12,20 @@ test.
 import copyreg
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..core import credit
-from ..core.estimators import Estimator, exp_capped, k1, k2, k3, k_lambda
-from ..core.importance import ImportanceWeighting, Truncate, sequence_ratio, token_ratio
-from ..core.result import reduce
-from ..core.rollout import Rollout
-from ..core.term import KLTerm, Remedy
-from ..errors import UnknownNameError
-from ..targets import Descends, Verdict
+from .core import credit
+from .core.estimators import Estimator, exp_capped, k1, k2, k3, k_lambda
+from .core.importance import ImportanceWeighting, Truncate, sequence_ratio, token_ratio
+from .core.result import reduce
+from .core.rollout import Rollout
+from .core.term import KLTerm, Remedy
+from .errors import UnknownNameError
+from .targets import Descends, Verdict
+
+__all__ = ["CELLS", "Cell", "get"]
 
 # `Cell`, a named loss over a `Rollout`, and the decorators that make one of a function.
 
@@ -78,7 +84,7 @@ class Cell:
         """Compute the scalar loss of one batch."""
         return self.loss(rollout)
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         """Pickle a cell of the zoo by name: its functions are closures, and trainers pickle their arguments."""
         if CELLS.get(self.name) is self:
             return get, (self.name,)
@@ -160,7 +166,10 @@ def live_ratio(rollout: Rollout) -> Tensor:
 TOKEN = KLTerm(level="token")
 TOKEN_RATIO = KLTerm(level="token", weighting=ImportanceWeighting("token", bound=None))
 K2_OR_TOKEN = Remedy(use=("k2-loss", TOKEN))
-BOUNDED = Remedy(use=(KLTerm(level="token", influence_bound=5.0),), why="the reverse KL, whose coefficient is bounded and zero at ref alone")
+BOUNDED = Remedy(
+    use=(KLTerm(level="token", influence_bound=5.0),),
+    why="the reverse KL, whose coefficient is bounded and zero at ref alone",
+)
 SUMMED = Remedy(use=(TOKEN,), why="it sums over the completion: divide β by the mean length")
 AFTER_DIVISION = Remedy("subtract β times the coefficient of a KLTerm from the advantage after the division")
 LEAVE_ONE_OUT = Remedy(use=("k1-reward-leave-one-out", KLTerm(baseline="leave_one_out")))

@@ -1,11 +1,43 @@
-"""prime-rl: the algorithm of each source of prompts, and `trainer.loss`."""
+"""prime-rl: its KL formulae; the algorithm of each source of prompts, and `trainer.loss`.
+
+By default it has no reference: a squared log-ratio to the sampler. Distillation has log-ratios as advantages.
+"""
+
+from __future__ import annotations
 
 import re
-from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ..run_settings import KLPart, Reader, Run, one_of, with_defaults
-from .formulae import listed
+from .formulae import OVER_TOKENS, framework_of, kl_subject, part_of
+from .framework import Default, Source
+from .run_settings import KLPart, Reader, Run, one_of, with_defaults
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import Tensor
+
+    from ..audit import Subject
+    from ..audit.batch import Batch
+
+
+def losses() -> Iterator[Subject]:
+    """The default, and distillation."""
+    yield kl_subject("prime-rl", "trainer.loss.type=default kl_tau", _drift, OVER_TOKENS)
+    yield kl_subject("prime-rl", "algorithm=opd", _distilled, OVER_TOKENS)
+
+
+def _drift(batch: Batch) -> Tensor:
+    return (batch.logp - batch.behavior_logp).square()
+
+
+def _distilled(batch: Batch) -> Tensor:
+    ratio = (batch.logp - batch.behavior_logp).exp()
+    kept = batch.logp.exp() - batch.behavior_logp.exp() >= -0.2
+    return kept * (batch.logp - batch.ref_logp).detach() * ratio + 1e-3 * _drift(batch)
+
+
+# Its configurations.
 
 KNOWN: dict[str, Any] = {
     "orchestrator.algo.type": "grpo",
@@ -56,19 +88,25 @@ def _algorithms(settings: dict[str, Any], given: dict[str, Any]) -> list[str]:
 
 
 def _part(algorithm: str) -> KLPart:
-    name = "prime-rl algorithm=opd"
     caveat = "ref is the teacher here" + (", which is the policy with a demonstration." if algorithm == "opsd" else ".")
-    return KLPart("advantage", name, 1.0, partial(listed, "prime-rl", name), caveat)
+    return part_of("prime-rl", "algorithm=opd", _distilled, OVER_TOKENS, 1.0, caveat, "advantage")
 
 
-READER = Reader(
+FRAMEWORK = framework_of(
     "prime-rl",
-    KNOWN,
-    read_config,
-    re.compile(r"prime_rl\..*"),
-    beginnings=("orchestrator.", "trainer.loss."),
-    harmless=("trainer.optim.", "orchestrator.advantage."),
-    version="0.8.0",
-    source="PrimeIntellect-ai/prime-rl: src/prime_rl/trainer/rl/loss.py, packages/prime-rl-configs; read on 2026-11-18 "
-    "at 0.8.1.dev67, whose losses are those of 0.8.0",
+    losses,
+    Source("PrimeIntellect-ai/prime-rl", "0.8.0", ("src/prime_rl/trainer/rl/loss.py",)),
+    Default(
+        "no reference; a squared log-ratio to the sampler, kl_tau=0.001", "prime-rl trainer.loss.type=default kl_tau"
+    ),
+    reader=Reader(
+        "prime-rl",
+        KNOWN,
+        read_config,
+        re.compile(r"prime_rl\..*"),
+        beginnings=("orchestrator.", "trainer.loss."),
+        harmless=("trainer.optim.", "orchestrator.advantage."),
+        source="PrimeIntellect-ai/prime-rl: src/prime_rl/trainer/rl/loss.py, packages/prime-rl-configs; read on "
+        "2026-11-18 at 0.8.1.dev67, whose losses are those of 0.8.0",
+    ),
 )

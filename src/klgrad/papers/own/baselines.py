@@ -1,0 +1,124 @@
+"""Sharper sampling alone, without any training, answers more right; training answers still more, in domain.
+
+The experiments sample at temperature 1. SmolLM2-135M-Instruct, untrained, is their reference, and the teacher of the
+distillations. It answers the questions of the experiments at temperatures 1 and 0.5 and greedily: those held out, those
+of other kinds, such as are drawn for training, and those of the distillations. Trained policies and distilled students
+are those of other studies, at temperature 1. All models come from one file with 4-bit weights.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from ...drawing import BLACK, BLUE, GREY, VERMILION
+from ..runs import (
+    Found,
+    Row,
+    at_update,
+    by_setting,
+    exceeds_if_run,
+    finite_rows,
+    gaps_by_seed,
+    grouped,
+    mean_of,
+    provenance,
+    rows_of,
+    summaries,
+)
+from ..study import Check, Experiment, Numbers, Settings
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+TRAINED = Experiment("comedy.csv", "exp_comedy.py")
+DISTILLED = Experiment("stale_distill.csv", "exp_stale_distill.py")
+EXPERIMENT = Experiment("baselines.csv", "exp_baselines.py", on_cpu=True)
+INSIDE, OUTSIDE, AS_TRAINED, TEACHER = "in domain", "out of domain", "drawn as in training", "distillation"
+SAMPLED, SHARPER, GREEDY = "1.0", "0.5", "0.0"
+RIGHT, KL = "correct", "kl_per_sequence"
+COLUMNS = (RIGHT, KL, "length")
+LAST, LAST_DISTILLED = 60, 40
+NONE, STUDENT = "no KL after 60 updates", "student"
+CLAIMS = {
+    "greedy decoding answers more right than sampling, in domain": (f"{INSIDE} {GREEDY}", f"{INSIDE} {SAMPLED}"),
+    "greedy decoding answers more right than sampling, out of domain": (f"{OUTSIDE} {GREEDY}", f"{OUTSIDE} {SAMPLED}"),
+    "60 updates without a KL answer more right than greedy decoding, in domain": (NONE + INSIDE, f"{INSIDE} {GREEDY}"),
+    "60 updates without a KL answer more right than greedy decoding, out of domain": (
+        NONE + OUTSIDE,
+        f"{OUTSIDE} {GREEDY}",
+    ),
+    "sampled questions are easier when drawn as in training": (f"{AS_TRAINED} {SAMPLED}", f"{INSIDE} {SAMPLED}"),
+    "with greedy decoding they are too": (f"{AS_TRAINED} {GREEDY}", f"{INSIDE} {GREEDY}"),
+    "the teacher answers more right than a distilled student, both sampled": (f"{TEACHER} {SAMPLED}", STUDENT),
+}
+"""What should answer more right, and less."""
+
+
+def setting_of(row: Row) -> str:
+    """Set of questions, and temperature."""
+    return f"{row['set']} {row['temperature']}"
+
+
+def run(settings: Settings) -> Numbers:
+    """Right answers by questions and temperature, and the trained policies that they are compared with."""
+    rows = rows_of(EXPERIMENT, settings)
+    trained = at_update(rows_of(TRAINED, Settings()), LAST)
+    none = [row for row in trained if row["arm"] == "none"]
+    distilled = at_update(finite_rows(DISTILLED, Settings()), LAST_DISTILLED)
+    groups = by_setting(rows, setting_of)
+    groups |= {NONE + INSIDE: _right(none, "correct_in"), NONE + OUTSIDE: _right(none, "correct_out")}
+    groups[STUDENT] = [row for row in distilled if (row["arm"], row["stale"]) == ("reverse-exact", "fresh")]
+    return {
+        "made": provenance(rows),
+        "questions": {
+            name: sum(int(row["questions"]) for row in own if row["temperature"] == SAMPLED)
+            for name, own in grouped(rows, lambda row: row["set"]).items()
+        },
+        "end": summaries(rows, COLUMNS, setting_of),
+        "claims": {claim: _ahead(groups, *sides) for claim, sides in CLAIMS.items()},
+        "trained": [[float(row[KL]), float(row["correct_in"])] for row in trained],
+    }
+
+
+def _right(rows: list[Row], column: str) -> list[Row]:
+    """The rows with a column of right answers under the name that the untrained model's have."""
+    return [{**row, RIGHT: row[column], f"{RIGHT}_se": row[f"{column}_se"]} for row in rows]
+
+
+def _ahead(groups: dict[str, list[Row]], one: str, other: str) -> Found | None:
+    return mean_of(gaps_by_seed(groups.get(one, []), groups.get(other, []), RIGHT), "gap")
+
+
+def check(numbers: Numbers) -> list[Check]:
+    """Every sentence, seed by seed."""
+    return [exceeds_if_run(claim, found) for claim, found in numbers["claims"].items()]
+
+
+LABELS = {INSIDE: BLACK, AS_TRAINED: BLUE, OUTSIDE: VERMILION, TEACHER: GREY}
+SHOWN = {SAMPLED: "T = 1", SHARPER: "T = 0.5", GREEDY: "greedy"}
+
+
+def draw(numbers: Numbers, figure: "Figure") -> None:
+    """Right answers by temperature, and over the KL beside trained policies."""
+    figure.set_size_inches(11, 4.2)
+    by_temperature, over_kl = figure.subplots(1, 2)
+    for name, colour in LABELS.items():
+        _line(by_temperature, [numbers["end"][f"{name} {t}"][RIGHT] for t in SHOWN], range(len(SHOWN)), name, colour)
+    by_temperature.set_xticks(range(len(SHOWN)), SHOWN.values())
+    by_temperature.set(ylabel="right answers", ylim=(0, None), title="untrained model, 3 seeds, ± 1 SE")
+    by_temperature.legend(fontsize=8.5)
+    over_kl.plot(
+        *zip(*numbers["trained"], strict=True), "o", ms=4, color=GREY, mfc="none", lw=0, label="trained, T = 1"
+    )
+    found = [numbers["end"][f"{INSIDE} {t}"] for t in SHOWN]
+    _line(over_kl, [each[RIGHT] for each in found], [each[KL]["mean"] for each in found], "untrained, sharper", BLACK)
+    for words, each in zip(SHOWN.values(), found, strict=True):
+        over_kl.annotate(
+            words, (each[KL]["mean"], each[RIGHT]["mean"]), (4, -12), textcoords="offset points", fontsize=8
+        )
+    over_kl.set(xlabel="KL(π‖ref) per completion, nats", ylabel="right answers, in domain")
+    over_kl.set_title("held-out questions, each trained run of 60 updates")
+    over_kl.legend(fontsize=8.5)
+
+
+def _line(axis: Any, found: list[Found], at: Any, label: str, colour: str) -> None:
+    mean, error = ([each[name] for each in found] for name in ("mean", "error"))
+    axis.errorbar(list(at), mean, yerr=error, fmt="o-", ms=5, lw=1.4, capsize=3, color=colour, label=label)
