@@ -406,7 +406,7 @@ def scale(a: Anatomy) -> str:
     if a.is_nothing:
         return "0 on fresh samples: β scales noise alone" if a.constant else "0: β has no effect"
     if a.baseline.spread != "none":
-        return "depends on what it is divided by: β has no fixed meaning"
+        return f"depends on {_divisor(a)}: β has no fixed meaning"
     return f"{a.scale:.4g} x β near ref" if math.isfinite(a.scale) else "jumps at ref: as strong beside it as far away"
 
 
