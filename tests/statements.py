@@ -69,7 +69,7 @@ class Report:
         """The slope that the divergence line names, up to a positive factor; None if it names none."""
         text = self.rows["divergence"].replace(", between completions", "")
         text, *edges = re.split(r"; (?=below|above)", text)
-        if text.startswith(("one of its own", "none")):
+        if text.startswith(("one of its own", "nothing where", "not known")):
             return None
         sign = 1.0
         if text.startswith("climbs the "):
@@ -186,7 +186,9 @@ def fresh_claim(report, w, size, *, probability=None, weights=None, prefixes=Non
         prefixes: whether the exact divergence at the prefixes of `probability` is claimed.
     """
     p = w.policy.detach() if probability is None else probability
-    if report.rows["divergence"].startswith("nothing"):
+    if "scale" not in report.rows:  # it is not proved
+        return None
+    if report.rows["divergence"].startswith("nothing: "):
         if "E[1/length]" in report.rows["divergence"]:
             sign = 1.0 if "lowers" in report.rows["divergence"] else -1.0
             return Claim(sign * w.by((w.policy / w.lengths).sum()), free=True)
@@ -250,7 +252,7 @@ MEANS = {
 
 def stale_claim(report, text, w, size):
     """The gradient that a sentence about samples of another policy names; None if it names none."""
-    if "adds bias" in text or "with log π/ref of the sampler" in text or not report.is_quiet:
+    if "adds bias" in text or "log π/ref is that of the sampler" in text or not report.is_quiet:
         return None
     main, *rest = text.split("; ")
     drifts = any("adds a drift" in x for x in rest)

@@ -9,6 +9,7 @@ from klgrad import ImportanceWeighting, KLTerm, Truncate
 from klgrad.audit import audit, catalogue
 from klgrad.audit.anatomy import Bound, read_anatomy
 from klgrad.audit.probes import read_curve
+from klgrad.audit.sentences import cells, report
 from klgrad.audit.subject import as_subject
 from klgrad.core.divergences import REVERSE_KL, alpha, huber
 from klgrad.testing import assert_descends
@@ -222,3 +223,124 @@ def test_an_expected_scale_is_a_part():
 def test_a_loss_that_is_not_proved_meets_no_expectation():
     with pytest.raises(AssertionError, match="not proved"):
         assert_descends(lambda logp, ref_logp: (logp - ref_logp) ** 2 * (logp.detach() < -0.5), "divergence=reverse-kl")
+
+
+# Losses that were told as what they are not.
+
+
+def of_mask(x, mask):
+    return torch.where(mask, x, 0.0)
+
+
+def ppo(cost, logp, old_logp, mask, dual=None):
+    """A clipped policy loss whose advantage is minus a cost."""
+    ratio = (logp - old_logp).exp()
+    each = torch.maximum(cost * ratio, cost * ratio.clamp(0.8, 1.2))
+    each = each if dual is None else torch.where(cost > 0, torch.minimum(each, cost * dual), each)
+    return of_mask(each, mask).sum(-1).mean()
+
+
+def cost_of(estimate, logp, ref_logp, mask):
+    return of_mask(estimate(logp - ref_logp).detach(), mask).sum(-1).double()
+
+
+def over_group(x, group):
+    """The mean over the group of each completion."""
+    same = (group[:, None] == group[None, :]).double()
+    return same @ x / same.sum(-1)
+
+
+def k3_of(log_ratio):
+    return (-log_ratio).exp() - 1 + log_ratio
+
+
+def clipped_leave_one_out(logp, ref_logp, old_logp, mask, group):
+    cost = cost_of(k3_of, logp, ref_logp, mask)
+    n = (group[:, None] == group[None, :]).sum(-1)
+    return ppo((n / (n - 1) * (cost - over_group(cost, group)))[:, None].expand_as(logp), logp, old_logp, mask, 3.0)
+
+
+def divided(estimate, sign, *, by_mean=False):
+    """A clipped policy loss with the cost centred and divided within its group."""
+
+    def loss(logp, ref_logp, old_logp, mask, group):
+        cost = sign * cost_of(estimate, logp, ref_logp, mask)
+        mean = over_group(cost, group)
+        spread = (over_group(cost**2, group) - mean**2).clamp(min=0).sqrt()
+        weighed = (cost - mean) / ((mean if by_mean else spread) + 1e-6)
+        return ppo(weighed[:, None].expand_as(logp), logp, old_logp, mask)
+
+    return loss
+
+
+def test_a_clip_that_no_token_near_ref_reaches_does_not_hide_the_last_token():
+    def loss(logp, ref_logp, mask):
+        return of_mask((logp - ref_logp).clamp(-10, 10), mask).sum(-1).mean()
+
+    parts = audit(loss).anatomy
+    assert parts.ends
+    assert parts.proved
+    assert (parts.own.low, parts.own.high, parts.own.below, parts.own.above) == (-10.0, 10.0, -1.0, -1.0)
+    text, _, coefficient = dict(report(parts))["divergence"].partition("; ")
+    assert text == "nothing where l > -10 and l < 10: ref has no effect there"
+    assert coefficient == "the coefficient is 1, and 0 below, 0 above"
+
+
+def test_a_reward_that_is_not_detached_is_an_entropy_bonus_of_whole_completions():
+    def loss(logp, ref_logp, mask):
+        return (of_mask(logp - ref_logp, mask).sum(-1) * of_mask(logp, mask).sum(-1)).mean()
+
+    parts = audit(loss).anatomy
+    assert (parts.shares, parts.horizon.kind) == ({"reverse-kl": 1.0}, "all")
+    assert (parts.entropy, parts.entropy_of_whole, parts.constant) == ((1.0, 0.0), True, 0.0)
+    assert parts.proved
+
+
+def test_the_same_without_a_reference_is_that_bonus_alone():
+    parts = audit(lambda logp, mask: (of_mask(logp, mask).sum(-1) ** 2).mean()).anatomy
+    assert (parts.is_nothing, parts.entropy, parts.unit.name) == (True, (2.0, 0.0), "sum")
+    assert parts.proved
+
+
+@pytest.mark.parametrize("loss", [clipped_leave_one_out, divided(k3_of, 1.0)], ids=["leave-one-out", "spread"])
+def test_a_clip_of_ppo_is_found_where_no_estimate_is_negative(loss):
+    parts = audit(loss).anatomy
+    assert parts.shares.keys() == {"reverse-kl", "forward-kl"}
+    bound = parts.samples.bound
+    assert bound is not None
+    assert (bound.kind, bound.low, bound.high) == ("ppo", 0.8, 1.2)
+    assert parts.proved
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_a_division_by_the_spread_keeps_the_sign(sign):
+    parts = audit(divided(lambda log_ratio: log_ratio, sign)).anatomy
+    assert (parts.shares, parts.baseline.spread, parts.baseline.signed) == ({"reverse-kl": sign}, "group", False)
+    assert ("the sign is wrong" in dict(report(parts))["divergence"]) == (sign < 0)
+    assert parts.proved
+
+
+def test_a_division_by_the_mean_is_none_by_a_spread():
+    parts = audit(divided(lambda log_ratio: log_ratio, -1.0, by_mean=True)).anatomy
+    assert parts.baseline.signed
+    assert "which may be below 0" in dict(report(parts))["divergence"]
+
+
+def test_a_loss_that_is_not_proved_is_not_told_as_a_divergence():
+    result = audit(lambda logp, ref_logp: (logp - ref_logp) ** 2 / 2 * (logp.detach().exp() < 0.6))
+    rows = dict(report(result.anatomy))
+    assert rows["divergence"] == "not known: its coefficient depends on the probability of the token itself"
+    assert rows["one token"] == "moved away from ref alone has the coefficient l_t, as in reverse KL, KL(π‖ref)"
+    assert cells(result.anatomy) == ("not known; one token alone: reverse KL", "", "", "", "")
+    assert result.scale is None
+    assert (result.verdict, result.verdict_off_policy) == ("unknown", "unknown")
+
+
+def test_a_loss_that_is_not_proved_may_still_ignore_the_reference():
+    result = audit(lambda logp, ref_logp: (logp - ref_logp) * (logp.detach().exp() < 0.6))
+    assert not result.depends_on_reference
+    assert str(result.advice).startswith("Regularises nothing: ref has no effect; its coefficient depends on")
+
+
+def test_a_loss_of_odd_batches_sees_the_reference():
+    assert audit(lambda logp, ref_logp: (logp - ref_logp) ** 2 * (len(logp) % 2)).depends_on_reference

@@ -173,15 +173,7 @@ KEEP_TARGET = "for the same target off-policy"
 
 
 def advise(result: "AuditResult", subject: Subject) -> Advice:
-    """Turn the findings into advice.
-
-    Args:
-        result: the audit of the loss, without advice.
-        subject: the loss, which may have a remedy of its own.
-
-    Returns:
-        The main finding, warnings, and remedies.
-    """
+    """Turn the findings of an audit into advice; the loss may have a remedy of its own."""
     remedies = _remedies(result, subject)
     return Advice(_finding(result), tuple(_warnings(result)), (*remedies, *_for_stale_samples(result, remedies)))
 
@@ -275,8 +267,8 @@ def _warnings(result: "AuditResult") -> list[str]:
         texts.append("it is no finite number if a completion is empty")
     if not a.proved_fresh:
         return texts
-    is_other = _lost_when_stale(result) and result.verdict_off_policy != "nothing"
-    if is_other if result.depends_on_reference else a.constant:
+    is_lost = _lost_when_stale(result) and result.verdict_off_policy != "nothing"
+    if is_lost if result.depends_on_reference else a.constant:
         texts.append(f"on stale samples: {summary(a, on_policy=False)}")
     return texts
 
@@ -383,13 +375,6 @@ def remedies(result: "AuditResult", found: list[Difference]) -> list[Remedy]:
 
     The audit's replacements are those for the reverse KL. Where another target is expected, they would be wrong, and
     are used only if there is no term for it.
-
-    Args:
-        result: the audit.
-        found: what differs.
-
-    Returns:
-        The remedies; none if the audit finds nothing wrong and no term has the expected verdict.
     """
     advised = [remedy for remedy in result.advice.remedies if remedy.do != KEEP_TARGET]
     repairs = [remedy for remedy in advised if not remedy.use]

@@ -179,11 +179,9 @@ class PartReader:
         """The unit by which responses in batches of several shapes are all alike; `other` if none is."""
         responses, inputs = [], []
         for lengths, width, (row, peer) in SHAPES:
-            base = self.at_reference(lengths, width)
-            entries = {name: {(row, 2): STEP} for name in ("log_ratio", "tilt")} | {"logp": {(row, 2): DEPTH + STEP}}
-            changed = base
-            for name, entry in entries.items():
-                changed = changed.with_entries(name, entry)
+            base = changed = self.at_reference(lengths, width)
+            for name, value in (("log_ratio", STEP), ("tilt", STEP), ("logp", DEPTH + STEP)):
+                changed = changed.with_entries(name, {(row, 2): value})
             moved = self.read(changed)
             own, full = (float(x[row, 2] - x[peer, 2]) for x in (moved.score, moved.full))
             exact = float(moved.reverse[row, 2]), float(moved.forward[row, 2])
@@ -682,16 +680,16 @@ def _with_sign(reader: PartReader, parts: Anatomy) -> Anatomy:
     """The parts of a loss that is divided by a spread, with the sign of their factor, or that it has no fixed one."""
     factors = []
     for seed, turn in product((1, 3), (1, -1)):
-        inputs = ProbeInputs.at_random(MIXED, WIDTH, highest=reader.highest, seed=seed)
-        inputs = replace(inputs, log_ratio=turn * inputs.log_ratio)
+        inputs = reader.at_random(MIXED, seed=seed)
+        lower = torch.minimum(inputs.logp, reader.highest - inputs.log_ratio.abs())  # no log-prob of ref is above 0
+        inputs = replace(inputs, log_ratio=turn * inputs.log_ratio, logp=lower)
         alike = reader.read(inputs).score * parts.derivatives(inputs).score
         factors += [float(alike[inputs.group == g].sum()) for g in inputs.group.unique()]
     if min(factors) < 0 < max(factors):
         return replace(parts, baseline=replace(parts.baseline, signed=True))
     if max(factors) > 0:
         return parts
-    credits = tuple(replace(c, curve=c.curve and c.curve.times(-1)) for c in parts.credits)
-    return replace(parts, own=parts.own.times(-1), credits=credits)
+    return replace(parts, own=parts.own.times(-1), credits=tuple(c.times(-1) for c in parts.credits))
 
 
 # What a loss depends on that the formula does not have.
@@ -739,12 +737,16 @@ def _find_causes(reader: PartReader, parts: Anatomy) -> tuple[str, ...]:
 
 
 def _sees_reference(reader: PartReader) -> bool:
-    """Whether the reference changes the gradient at random inputs."""
-    inputs, other = (reader.at_random(MIXED, seed=seed) for seed in (13, 14))
+    """Whether the reference changes the gradient at random inputs, in a batch of even and one of odd size."""
     of_ref = ("log_ratio", "tilt", "token_reverse_kl", "token_forward_kl")
-    changed = replace(inputs, **{name: getattr(other, name) for name in of_ref})
-    pairs = zip(reader.read(inputs), reader.read(changed), strict=True)
-    return any(bool((a - b).abs().max() > 10 * reader.same * float(a.abs().max())) for a, b in pairs)
+    for lengths in (MIXED, MIXED[:3]):
+        inputs, other = (reader.at_random(lengths, seed=seed) for seed in (13, 14))
+        inputs = replace(inputs, logp=torch.minimum(inputs.logp, other.logp))  # no log-prob of ref is above 0
+        changed = replace(inputs, **{name: getattr(other, name) for name in of_ref})
+        pairs = zip(reader.read(inputs), reader.read(changed), strict=True)
+        if any(bool((a - b).abs().max() > 10 * reader.same * float(a.abs().max())) for a, b in pairs):
+            return True
+    return False
 
 
 # Comparison of the formula with the loss.

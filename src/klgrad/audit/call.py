@@ -125,12 +125,8 @@ class Record(dict[str, Any]):
         return self[name] if name in self else default  # noqa: SIM401, it would call itself
 
     def pop(self, name: str, *default: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """The tensor of a name; it stays where it is found by its other names."""
-        if name not in self and default:
-            return default[0]
-        x = self[name]
-        del self[name]
-        return x
+        """The same; the tensor stays, since another name may be asked for."""
+        return self.get(name, *default) if default else self[name]
 
     def to(self, *_: object, **__: object) -> "Record":
         """The same batch: it is where the loss runs."""
@@ -141,16 +137,10 @@ class Record(dict[str, Any]):
 
 
 def scalar(name: str, out: object, batch: Batch) -> Tensor:
-    """The loss as a scalar.
+    """The loss as a scalar: a mean over completions, and a sum over live tokens and over the vocabulary.
 
-    Args:
-        name: of the loss, for messages.
-        out: a tensor, a tuple or list that begins with one, a dictionary with the key `loss`, or an object with the
-            attribute `loss`. The tensor is a scalar, (B,), (B, T), or (B, T, V).
-        batch: what the loss was called with.
-
-    Returns:
-        The scalar: a mean over completions, and a sum over live tokens and over the vocabulary.
+    `out` is a tensor, a tuple or list that begins with one, a dictionary with the key `loss`, or an object with the
+    attribute `loss`. The tensor is a scalar, (B,), (B, T), or (B, T, V).
     """
     out = _loss_in(out)
     rows, columns = batch.logp.shape
@@ -200,17 +190,10 @@ Settings = Mapping[str, Any]
 
 
 def parse_settings(choices: Iterable[str]) -> dict[str, object]:
-    """Read settings from text.
+    """Read `NAME=VALUE`, with a Python literal as the value.
 
-    Args:
-        choices: `NAME=VALUE`, with a Python literal as the value. Any other text is a string; `true`, `false` and
-            `none` may be written small.
-
-    Returns:
-        The values by name.
-
-    Raises:
-        LossCallError: a choice has no name or no `=`, or its value is the name of a tensor, which would be text.
+    Any other text is a string; `true`, `false` and `none` may be written small. The name of a tensor is refused: the
+    loss would get it as text.
 
     Example:
         >>> from klgrad.audit.call import parse_settings
@@ -324,15 +307,9 @@ def _is_loss(method: Callable[..., object]) -> bool:
 
 
 def construct(loss: type | Method, name: str, settings: Settings) -> tuple[Any, set[str]]:
-    """Make an instance, with the settings that its constructor takes.
+    """Make an instance, or its method, and tell which of the settings its constructor took.
 
-    Args:
-        loss: a class, or a method of one; the other parameters of its constructor need defaults.
-        name: for messages.
-        settings: arguments of the constructor, and perhaps of the loss itself.
-
-    Returns:
-        The instance or its method, and the names of the settings that it took.
+    The other parameters of the constructor need defaults; the other settings may be those of the loss itself.
     """
     cls = loss.cls if isinstance(loss, Method) else loss
     try:
@@ -445,15 +422,7 @@ class UserLoss:
 
 
 def fill(loss: Callable[..., object], name: str, settings: Settings) -> UserLoss:
-    """Find what to give to a loss.
-
-    Args:
-        loss: a function, a module, or another callable.
-        name: for messages.
-        settings: values of the loss's own parameters, and roles of those with other names.
-
-    Returns:
-        The loss, with what each parameter receives. Parameters with a default and without a role are left out.
+    """Find what each parameter of a loss receives; one with a default and without a role is left out.
 
     Raises:
         LossCallError: a required parameter has no known name, or there are no tensors.
@@ -581,15 +550,9 @@ def _used_positions(loss: UserLoss) -> Tensor | None:
 
 
 def prepare(loss: Any, name: str, settings: Settings) -> UserLoss:
-    """Prepare a function, a module, another callable, a class of these, or a `Method`.
+    """Prepare a function, a module, another callable, a class of these, or a `Method` for calls with a `Batch`.
 
-    Args:
-        loss: what the user wrote.
-        name: for messages.
-        settings: values of its own parameters, or of those of its constructor; and roles of its arguments.
-
-    Returns:
-        The loss, to be called with a `Batch`.
+    The settings are values of its own parameters, or of those of its constructor, and roles of its arguments.
     """
     if inspect.isclass(loss) and not makes_callables(loss):
         methods = " or ".join(f"{name}.{method}" for method in loss_methods(loss))

@@ -30,7 +30,7 @@ def report(a: Anatomy) -> list[tuple[str, str]]:
     rows = [("divergence", divergence(a))]
     if not a.proved_fresh:
         if a.shares:
-            alone = f"{formula(a)}, as in {_sum(a.shares, False) if _is_named(a) else 'no known divergence'}"
+            alone = f"{formula(a)}, as in {_sum(a.shares, brief=False) if _is_named(a) else 'no known divergence'}"
             rows.append(("one token", f"moved away from ref alone has the coefficient {alone}"))
         return [*rows, *(("beside it", text) for text in remarks(a)), ("proved", proof(a))]
     rows += [
@@ -223,7 +223,7 @@ def divergence(a: Anatomy, *, brief: bool = False) -> str:
         return _nothing(a, brief)
     shares = a.shares
     if not a.proved_fresh:
-        alone = f"; one token alone: {_sum(shares, True)}" if _is_named(a) else ""
+        alone = f"; one token alone: {_sum(shares, brief=True)}" if _is_named(a) else ""
         return f"not known{alone}" if brief else f"not known: {_cause(a)}"
     if not _is_named(a):
         if _is_flat_inside(a):
@@ -231,7 +231,7 @@ def divergence(a: Anatomy, *, brief: bool = False) -> str:
         own = "" if brief else ", of which the coefficient below is the slope"
         text = f"one of its own{own}{'' if a.curve.convex else ' (not convex)'}"
     else:
-        text = _sum(shares, brief)
+        text = _sum(shares, brief=brief)
     if a.level == "completion":
         text += ", between completions"
     if a.top_k is not None:
@@ -279,7 +279,7 @@ def _nothing(a: Anatomy, brief: bool) -> str:
     return "nothing: ref has no effect"
 
 
-def _sum(shares: dict[str, float], brief: bool) -> str:
+def _sum(shares: dict[str, float], *, brief: bool) -> str:
     if len(shares) == 1:
         ((name, weight),) = shares.items()
         return f"climbs the {_title(name, brief)}" if weight < 0 else _title(name, brief)
@@ -406,7 +406,7 @@ def scale(a: Anatomy) -> str:
     if a.is_nothing:
         return "0 on fresh samples: β scales noise alone" if a.constant else "0: β has no effect"
     if a.baseline.spread != "none":
-        return "depends on what it is divided by: β has no fixed meaning"
+        return f"depends on {_divisor(a)}: β has no fixed meaning"
     return f"{a.scale:.4g} x β near ref" if math.isfinite(a.scale) else "jumps at ref: as strong beside it as far away"
 
 

@@ -298,9 +298,9 @@ class Shape:
         """F(u) by u = π/ref, divided by the scale: the integral of the coefficient at log u from u = 1."""
         below = torch.linspace(math.log(0.01), 0, 801, dtype=torch.float64)
         log_u = torch.cat([below, torch.linspace(0, math.log(4), 301, dtype=torch.float64)[1:]])
-        integral = torch.cumulative_trapezoid(self.slope(log_u) / self.scale * log_u.exp(), log_u)
-        f = torch.cat([torch.zeros(1, dtype=torch.float64), integral])
-        return _points(log_u.exp()[::10], (f - f[800])[::10])
+        u, between = log_u.exp(), (log_u[1:] + log_u[:-1]) / 2  # a slope may jump at 0
+        f = torch.cat([torch.zeros(1), (self.slope(between) / self.scale * u.diff()).cumsum(0)])
+        return _points(u[::10], (f - f[800])[::10])
 
     @property
     def optimum(self) -> list[float] | None:
@@ -405,14 +405,7 @@ def role_of(r: AuditResult) -> Role:
 
 
 def card_of(r: AuditResult, anchor: str, summary: str, fixes: Sequence[Fix]) -> dict[str, object]:
-    """What the card of a loss shows.
-
-    Args:
-        r: the audit of the loss.
-        anchor: its id on the page.
-        summary: one line about it, or empty.
-        fixes: what to write in its framework; empty for other losses.
-    """
+    """What the card of a loss shows: `anchor` is its id on the page, `fixes` are those of its framework."""
     shape = shape_of(r.anatomy)
     return {
         "result": r,

@@ -98,14 +98,7 @@ def overview(
     titles: Mapping[str, str] = NO_WORDS,
     tags: Mapping[str, str] = NO_WORDS,
 ) -> RenderableType:
-    """A table per kind of loss and per framework.
-
-    Args:
-        results: the audits.
-        width: columns of the terminal.
-        titles: the heading of each framework.
-        tags: words to show beside some losses, by name of the loss: `default`, for example.
-    """
+    """A table per kind of loss and per framework, which has one of `titles`; `tags` are words beside some names."""
     heading = lambda r: titles.get(r.framework) or KIND_TITLES[r.kind]
     found = dict.fromkeys(map(heading, results))
     return _tables({title: [r for r in results if heading(r) == title] for title in found}, width, tags)
