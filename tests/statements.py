@@ -243,6 +243,7 @@ def _slope_at_zero(own):
 
 MEANS = {
     "l²/2": lambda w: (w.l**2 / 2 * w.mask).sum(-1),
+    "|l|": lambda w: (w.l.abs() * w.mask).sum(-1),
     "k3": lambda w: ((torch.exp(-w.l) - 1 + w.l) * w.mask).sum(-1),
     "L²/2": lambda w: w.l.sum(-1) ** 2 / 2,
     "k3(L)": lambda w: torch.exp(-w.l.sum(-1)) - 1 + w.l.sum(-1),
@@ -268,7 +269,8 @@ def stale_claim(report, text, w, size):
     if mean:
         if mean[2] in MEANS:
             claim = Claim(
-                w.by((w.sampler * unit * MEANS[mean[2]](w)).sum()) * (-1 if mean[1] else 1) * abs(report.scale)
+                w.by((w.sampler * unit * MEANS[mean[2]](w)).sum()) * (-1 if mean[1] else 1) * abs(report.scale or 1.0),
+                free=report.scale is None,
             )
         elif report.own is None:
             return None

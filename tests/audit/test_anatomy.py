@@ -7,6 +7,7 @@ import torch
 
 from klgrad import ImportanceWeighting, KLTerm, Truncate
 from klgrad.audit import audit, catalogue
+from klgrad.audit.advice import notes
 from klgrad.audit.anatomy import Bound, read_anatomy
 from klgrad.audit.probes import read_curve
 from klgrad.audit.sentences import cells, report
@@ -344,3 +345,27 @@ def test_a_loss_that_is_not_proved_may_still_ignore_the_reference():
 
 def test_a_loss_of_odd_batches_sees_the_reference():
     assert audit(lambda logp, ref_logp: (logp - ref_logp) ** 2 * (len(logp) % 2)).depends_on_reference
+
+
+def test_a_top_k_is_told_as_the_cause():
+    def loss(logits, ref_logits, mask, k=20):
+        p, q = logits.log_softmax(-1), ref_logits.log_softmax(-1)
+        values, places = p.topk(min(k, p.shape[-1]), -1)
+        return of_mask((values.exp() * (values - q.gather(-1, places))).sum(-1), mask).sum(-1).mean()
+
+    rows = dict(report(audit(loss).anatomy))
+    assert (
+        rows["divergence"] == "not known: of 512 entries of the vocabulary it sees 20: a top-k, whose tail is left out"
+    )
+
+
+def test_a_loss_in_bfloat16_is_told_as_rounded():
+    def loss(logp, ref_logp, mask):
+        return of_mask(0.5 * (logp.bfloat16() - ref_logp.bfloat16()).double() ** 2, mask).sum(-1).mean()
+
+    assert audit(loss).anatomy.matters[:1] == ("a rounding to bfloat16",)
+
+
+def test_a_loss_that_is_not_deterministic_has_no_other_note():
+    result = audit(lambda logp, ref_logp: torch.nn.functional.dropout((logp - ref_logp) ** 2))
+    assert notes(result) == ["not deterministic"]

@@ -71,8 +71,8 @@ def notes(r: "AuditResult") -> list[str]:
     a = r.anatomy
     texts = []
     if not a.deterministic:
-        texts.append("not deterministic")
-    elif a.finite and not a.proved_fresh:
+        return ["not deterministic"]
+    if a.finite and not a.proved_fresh and a.top_k is None:
         texts.append(f"depends on {', '.join(a.matters)}" if a.matters else "not proved")
     if r.float32_wrong_from is not None and _is_live(r, r.float32_wrong_from):
         texts.append(f"float32 fails from l = {r.float32_wrong_from:g}")

@@ -721,7 +721,9 @@ def _find_causes(reader: PartReader, parts: Anatomy) -> tuple[str, ...]:
     more = (reader.read(wider.with_entries("log_ratio", {PLACE: STEP})).score - reader.read(wider).score)[PLACE]
     more = more / unit.shares(wider)[0, 0] * unit.shares(reader.base)[0, 0]
     rest = replace(plain, odds=none - 2 * ODDS)
+    values = reader.read(random).score
     causes = {
+        "a rounding to bfloat16": len(values.unique()) > 8 and bool((values == values.bfloat16()).all()),
         "the order of the completions in the batch": any(
             differ(turn(a), b) for a, b in zip(reader.read(several), turned, strict=True)
         ),

@@ -82,6 +82,8 @@ def _unexplained(a: Anatomy, *, stale: bool) -> str:
 
 def _cause(a: Anatomy) -> str:
     """Why no divergence is known."""
+    if a.top_k is not None:
+        return f"of {VOCABULARY} entries of the vocabulary it sees {a.top_k}: a top-k, whose tail is left out"
     if not a.matters:
         return _unexplained(a, stale=False)
     return f"its coefficient depends on {' and '.join(filter(None, [', '.join(a.matters[:-1]), a.matters[-1]]))}"
@@ -164,7 +166,7 @@ def _corrected(a: Anatomy) -> str:
 
 
 def _uncorrected(a: Anatomy) -> str:
-    """Without a ratio: a coefficient c(l) descends the mean of h(l) under the sampler, h' = c."""
+    """Without a ratio: a coefficient c(l) descends the mean of h(l) under the sampler, the integral of c."""
     own, is_exact = a.own_shares, any(a.exact) or a.full is not None
     is_bounded = a.has_edges or len(own) != 1
     ((name, weight),) = own.items() if len(own) == 1 else (("", 1.0),)
@@ -190,8 +192,8 @@ def _uncorrected(a: Anatomy) -> str:
 def _mean_of(name: str, is_bounded: bool, argument: str) -> str:
     """The function whose derivative is the coefficient, by the log-ratio of a token (l) or a completion (L)."""
     k3 = "k3" if argument == "l" else f"k3({argument})"
-    known = {} if is_bounded else {"reverse-kl": f"{argument}²/2", "forward-kl": k3}
-    return known.get(name, f"h({argument}), h' = c,")
+    known = {} if is_bounded else {"reverse-kl": f"{argument}²/2", "forward-kl": k3, "total-variation": f"|{argument}|"}
+    return known.get(name, f"h({argument}), the integral of c({argument}),")
 
 
 def cells(a: Anatomy) -> tuple[str, str, str, str, str]:
@@ -513,8 +515,6 @@ def remarks(a: Anatomy) -> list[str]:
         texts.append("the last token of a completion has no gradient")
     if not a.cut_off:
         texts.append("completions that fill the batch's width, as those that were cut off, have no gradient")
-    if a.top_k is not None:
-        texts.append(f"of {VOCABULARY} entries of the vocabulary it sees {a.top_k}: a top-k, whose tail is left out")
     if a.leaks:
         texts.append("masked positions have a gradient: multiply by the mask before summing")
     return texts
