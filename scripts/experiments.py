@@ -185,7 +185,12 @@ def comparisons() -> str:
 def _difference(found: dict[str, float]) -> str:
     errors = found["difference"] / found["error"] if found["error"] else float("nan")
     text = f"{found['difference']:.3f} ± {found['error']:.2g} ({errors:.1f}; {found['seeds']} seeds)"
-    return f"**{text}**" if counts(found) else text
+    return _bold_if_counts(text, found)
+
+
+def _bold_if_counts(text: str, found: dict[str, float]) -> str:
+    """Bold if the difference counts, of either sign."""
+    return f"**{text}**" if counts({**found, "difference": abs(found["difference"])}) else text
 
 
 def _signed(found: dict[str, float] | None) -> str:
@@ -193,7 +198,7 @@ def _signed(found: dict[str, float] | None) -> str:
     if found is None:
         return ""
     text = f"{found['difference']:+.3f} ± {found['error']:.2g}"
-    return f"**{text}**" if counts({**found, "difference": abs(found["difference"])}) else text
+    return _bold_if_counts(text, found)
 
 
 def curve(study: str, runs: int) -> str:
