@@ -94,13 +94,22 @@ def notes(r: "AuditResult") -> list[str]:
         texts.append(f"{a.top_k} entries of the vocabulary only")
     if a.leaks:
         texts.append("touches padding")
-    if r.reads_masked:
-        texts.append("reads masked positions")
-    elif r.stumbles_over_gaps:
-        texts.append("masked gaps change it")
+    texts += [note for note, _ in _of_mask(r)]
     if r.finite_if_empty is False:
         texts.append("not finite if a completion is empty")
     return texts
+
+
+def _of_mask(r: "AuditResult") -> list[tuple[str, str]]:
+    """How masked positions disturb a loss, as a note and as a warning; not where a late ref reads them."""
+    inside = "masked positions inside a completion, such as the output of a tool,"
+    if r.anatomy.late:
+        return []
+    if r.reads_masked:
+        return [("reads masked positions", "the values at masked positions change its gradient")]
+    if r.leaks_at_gaps:
+        return [("touches masked gaps", f"{inside} have a gradient")]
+    return [("masked gaps change it", f"{inside} change its gradient")] if r.stumbles_over_gaps else []
 
 
 def _is_live(r: "AuditResult", log_ratio: float) -> bool:
@@ -140,7 +149,7 @@ class Advice:
 
 
 SEQUENCE = KLTerm()
-EITHER = Remedy(use=(TOKEN, SEQUENCE), why="whichever KL is meant")
+EITHER = Remedy("for a KL", (TOKEN, SEQUENCE), "whichever is meant")
 
 PREFIX = ImportanceWeighting("prefix", bound=None)
 
@@ -158,6 +167,7 @@ NOT_DETERMINISTIC = Remedy("audit it in evaluation mode, without dropout or rand
 NOT_FINITE = Remedy("add a small constant to what it divides by")
 WRONG_SIGN = Remedy("return the quantity to minimise")
 MASKED = Remedy("multiply each token's value by the mask before it is summed, as in (kl * mask).sum()")
+GAPS = Remedy("find and count tokens by the mask, not by their place in the row, if masks have gaps")
 LENGTHS = Remedy("divide by a constant or by all tokens of the batch, not by the length of each completion")
 SHIFT = Remedy("shift the log-probs of ref by one token, so that both policies score the same token")
 END = Remedy("include the last token of each completion, at which it ends")
@@ -192,10 +202,12 @@ def _remedies(result: "AuditResult", subject: Subject) -> tuple[Remedy, ...]:
         return (NOT_REFERENCE if a.anchor == "sampler" else K2_OR_TOKEN,)
     if not a.proved_fresh and not a.shares:
         return (MASKED,) if a.leaks or result.reads_masked else (EITHER,)
+    is_of_place = bool(_of_mask(result)) and not (a.leaks or result.reads_masked or result.leaks_at_gaps)
     parts = {
         SHIFT: a.late != 0,
         END: not a.ends,
-        MASKED: a.leaks or bool(result.reads_masked),
+        MASKED: a.leaks or (bool(_of_mask(result)) and not is_of_place),
+        GAPS: is_of_place,
         WRONG_SIGN: bool(a.shares) and all(weight < 0 for weight in a.shares.values()),
         AFTER_DIVISION: a.baseline.spread != "none",
         CENTRE: a.baseline.name == "token-mean",
@@ -259,10 +271,7 @@ def _warnings(result: "AuditResult") -> list[str]:
     if not result.finite:
         texts.append("it overflows in float32")
     texts += [f"it has {text}" if text.startswith("a") else text for text in remarks(a)]
-    if result.reads_masked:
-        texts.append("the values at masked positions change its gradient")
-    elif result.stumbles_over_gaps:
-        texts.append("masked positions inside a completion, such as the output of a tool, change its gradient")
+    texts += [warning for _, warning in _of_mask(result)]
     if result.finite_if_empty is False:
         texts.append("it is no finite number if a completion is empty")
     if not a.proved_fresh:

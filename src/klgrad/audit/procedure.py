@@ -12,7 +12,7 @@ from .anatomy import enumerate_gradients, read_anatomy
 from .batch import Advantages, advantage_of, cases
 from .call import Settings
 from .gradients import Measurement, expected_gradient, unit_of
-from .numerics import is_finite_if_empty, probe_float32, reads_masked, stumbles_over_gaps
+from .numerics import is_finite_if_empty, probe_float32, probe_gaps, reads_masked
 from .parts import Anatomy
 from .subject import Kind, Subject, as_subject
 
@@ -43,8 +43,10 @@ class AuditResult:
         float32_wrong_from: the first log-ratio at which the coefficient in float32 is more than 1% off.
         finite: whether loss and gradient stay finite in float32 down to log-probs of -9000.
         reads_masked: whether the gradient of live tokens depends on what is at masked positions; None for a framework,
-            for which this and the next two are not tried.
-        stumbles_over_gaps: whether masked positions between live tokens change their gradient, or have one.
+            for which this and the next three are not tried.
+        leaks_at_gaps: whether masked positions between live tokens, such as the output of a tool, have a gradient,
+            though those after the last token have none.
+        stumbles_over_gaps: whether they change the gradient of live tokens, or have one.
         finite_if_empty: whether loss and gradient are finite where a completion has no token.
         advice: what the loss does and what to use instead; `str(advice)` is the text.
 
@@ -70,6 +72,7 @@ class AuditResult:
     float32_wrong_from: float | None
     finite: bool
     reads_masked: bool | None
+    leaks_at_gaps: bool | None
     stumbles_over_gaps: bool | None
     finite_if_empty: bool | None
     advice: Advice = field(default_factory=Advice)
@@ -94,7 +97,9 @@ class AuditResult:
         """Plain data, ready for JSON: `advice` as text, and its remedies as data in `remedies`."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         remedies = [remedy.to_dict() for remedy in self.advice.remedies]
-        return values | {"advice": str(self.advice), "remedies": remedies, "anatomy": self.anatomy.to_dict()}
+        parts = self.anatomy.to_dict()
+        parts["masked_tokens_leak"] = self.anatomy.leaks or bool(self.leaks_at_gaps)
+        return values | {"advice": str(self.advice), "remedies": remedies, "anatomy": parts}
 
 
 def audit(
@@ -142,6 +147,7 @@ def audit(
     stale = name_of(anatomy, measured[False], on_policy=False)
     numerics = probe_float32(subject)
     of_others = subject.kind == "framework"  # the batches that this package makes for their code have no such masks
+    leaks, changes = (None, None) if of_others else probe_gaps(subject)
     result = AuditResult(
         name=subject.name,
         kind=subject.kind,
@@ -158,7 +164,8 @@ def audit(
         float32_wrong_from=numerics.wrong_from,
         finite=numerics.finite and anatomy.finite and anatomy.finite_at_ref,
         reads_masked=None if of_others else reads_masked(subject),
-        stumbles_over_gaps=None if of_others else stumbles_over_gaps(subject),
+        leaks_at_gaps=leaks,
+        stumbles_over_gaps=leaks or changes,
         finite_if_empty=None if of_others else is_finite_if_empty(subject),
     )
     if fresh.holds == "always" and TARGETS[fresh.verdict].has_gradient and anatomy.unit.rows:

@@ -20,6 +20,9 @@ NAMES = {
 }
 """The words of each divergence: in a report, and in a table."""
 
+NOUNS = {"χ²": "χ² divergence", "Hellinger": "Hellinger distance", "Jensen-Shannon": "Jensen-Shannon divergence"}
+"""The words of a table that are no nouns, in a sentence."""
+
 
 def report(a: Anatomy) -> list[tuple[str, str]]:
     """The report of one loss: a label and a sentence for each part."""
@@ -56,6 +59,8 @@ def summary(a: Anatomy, *, on_policy: bool = True) -> str:
     if a.is_nothing or not a.proved_fresh:
         return divergence(a)
     text = divergence(a, brief=True).replace("one of its own", "a divergence of its own")
+    for word, noun in NOUNS.items():
+        text = text.replace(word, noun)
     h = a.horizon
     if a.level == "token" and not h.fits:
         text += f", token by token, and later tokens by {BY.get(h.estimate, h.estimate)}"
@@ -411,7 +416,10 @@ def scale(a: Anatomy) -> str:
         return "0 on fresh samples: β scales noise alone" if a.constant else "0: β has no effect"
     if a.baseline.spread != "none":
         return f"depends on {_divisor(a)}: β has no fixed meaning"
-    return f"{a.scale:.4g} x β near ref" if math.isfinite(a.scale) else "jumps at ref: as strong beside it as far away"
+    at = "ref" if a.anchor == "ref" else "the sampler"
+    if math.isinf(a.scale):
+        return f"jumps at {at}: as strong beside it as far away"
+    return f"{a.scale:.4g} x β near {at}"
 
 
 SYMBOLS = {"token": "r_t", "prefix": "w_t", "before": "w_(t-1)", "sequence": "w_T", "mean": "w_T^(1/T)"}
