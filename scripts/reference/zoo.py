@@ -1,9 +1,10 @@
 """A page for each loss of `klgrad.zoo`: definition, verdict, and what to use instead or the term with its target."""
 
+from klgrad import zoo as module
 from klgrad.audit.advice import in_words
 from klgrad.core.term import KLTerm, as_code
 from klgrad.targets import TARGETS
-from klgrad.zoo import CELLS, Cell, cell as module
+from klgrad.zoo import CELLS, Cell
 
 from .text import (
     GENERATED,
