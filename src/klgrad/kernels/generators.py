@@ -27,14 +27,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from ..core.divergences import (
-    TOTAL_VARIATION,
-    Divergence,
-    Mixture,
-    alpha,
-    huber,
-    jensen_shannon,
-)
+from ..core.divergences import TOTAL_VARIATION, Divergence, Mixture, alpha, huber, jensen_shannon
 from .state import NEAR
 
 Kind = Literal["alpha", "jensen-shannon", "total-variation", "huber"]
