@@ -15,7 +15,6 @@ from rich.text import Text
 
 from ..audit import AuditResult, audit
 from ..audit.sentences import summary
-from ..errors import RunError
 from ..frameworks.trl import audited_settings, declared
 from ..kernels import make_plan
 from ..models import EMBEDDED, SOURCE
@@ -24,8 +23,8 @@ from ..trl import KLConfig
 from ..trl.config_checks import needs_no_weights, notes, stale
 from . import run_folder
 from .build import Models
-from .checkpoint import RunTrainer, checkpoints, last_complete, step_of
-from .run_folder import HISTORY, evaluations, in_updates, kl_of, length_of, lost_by_starting_again, training, versions
+from .checkpoint import checkpoints, last_complete, step_of
+from .run_folder import HISTORY, evaluations, in_updates, kl_of, length_of, results_of_a_run, training, versions
 from .settings import PolicyConfig, RunSettings, resume_command
 
 # The objective of a run in words: what it maximises, how tokens are weighted, and what rescales β.
@@ -306,13 +305,7 @@ def facts(settings: RunSettings, models: Models) -> dict[str, str]:
     return facts
 
 
-# Sentences and errors about a run: what it does at the start, what is saved when it stops, why it cannot continue.
-
-
-def announcement(settings: RunSettings, models: Models, checkpoint: Path | None) -> list[Text]:
-    where = "" if checkpoint is None else f", continuing from {checkpoint.name}"
-    first = f"{settings.command} {models.name}{where}: maximises {objective(settings)}"
-    return [Text(first, style="bold"), *(Text(line, style="dim") for line in objective_lines(settings)[1:])]
+# Sentences about a run: what is saved when it stops, and what it has left.
 
 
 def how_to_continue(settings: RunSettings, folder: Path) -> str:
@@ -321,7 +314,7 @@ def how_to_continue(settings: RunSettings, folder: Path) -> str:
     if checkpoint is not None:
         again = resume_command(settings.command, folder, settings.given)
         return f"The run is saved after {in_updates(step_of(checkpoint))} in {checkpoint}. Continue with: {again}"
-    more = ["--overwrite"] if lost_by_starting_again(folder) else []
+    more = ["--overwrite"] if results_of_a_run(folder) else []
     again = resume_command(settings.command, folder, settings.given, *more)
     return f"Nothing has been saved yet. Start again with: {again}"
 
@@ -348,28 +341,6 @@ def folder_contents(folder: Path) -> str:
 def _size(*paths: Path) -> str:
     files = [file for path in paths if path.is_dir() for file in path.rglob("*") if file.is_file()]
     return f" ({sum(file.stat().st_size for file in files) / 1e6:,.1f} MB)" if files else ""
-
-
-def load_error(checkpoint: Path, error: Exception) -> RunError:
-    detail = str(error).strip().splitlines() or [""]
-    return RunError(
-        "a checkpoint that these settings can continue from",
-        f"{checkpoint}: {type(error).__name__}: {detail[0]}",
-        "resume with the settings that the run was started with, or, if a file is damaged, remove this checkpoint to "
-        "continue from the one before; nothing in the folder was changed",
-    )
-
-
-def no_update_error(trainer: RunTrainer, start: int) -> RunError:
-    args: Any = trainer.args
-    dataset: Any = trainer.train_dataset
-    return RunError(
-        "at least one update",
-        f"none, after {start}, of {len(dataset)} prompts with {args.generation_batch_size} completions a generation, "
-        f"{args.num_generations} of each prompt",
-        "give more prompts, or a smaller batch (per_device_train_batch_size, gradient_accumulation_steps, "
-        "steps_per_generation)",
-    )
 
 
 # The results of a run, as data and as a table.
