@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 from training.test_checkpoint import unseal
 
-from klgrad.errors import RewardError, SettingError
+from klgrad.errors import SettingError
 from klgrad.training.callbacks import Recorder, progress_bar
 from klgrad.training.checkpoint import last_complete
 from klgrad.training.run_folder import History
@@ -104,7 +104,7 @@ def settings(folder):
 def test_a_resumption_that_fails_can_be_resumed(failing, run, parts, finished, weights):
     shutil.rmtree(parts / "model")
     unseal(parts / "checkpoint-4")
-    with pytest.raises(RewardError, match="out of order"):
+    with pytest.raises(ValueError, match="out of order"):
         run("train", parts, resume=True, reward=failing)
     assert run("train", parts, resume=True, reward="klgrad.training.data:correct")[0] == 0
     assert all(torch.equal(x, weights(parts)[name]) for name, x in weights(finished).items())
@@ -122,13 +122,13 @@ def test_settings_that_do_not_fit_the_checkpoint_are_refused(change, run, parts)
 def test_a_run_that_made_no_update_begins_again(failing, run, tmp_path):
     """Neither `--resume` nor a new run needs `--overwrite`: nothing was trained."""
     folder = tmp_path / "run"
-    with pytest.raises(RewardError, match="out of order"):
+    with pytest.raises(ValueError, match="out of order"):
         run("train", folder, reward=failing, learning_rate=0.5)
     status, text = run("train", folder, resume=True, reward="klgrad.training.data:correct", max_steps=1)
     assert status == 0
     assert "the run starts again" in text
     assert settings(folder)["learning_rate"] == 0.5
-    with pytest.raises(RewardError, match="out of order"):
+    with pytest.raises(ValueError, match="out of order"):
         run("train", tmp_path / "new", reward=failing)
     assert run("train", tmp_path / "new", max_steps=1)[0] == 0
 

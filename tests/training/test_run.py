@@ -14,7 +14,7 @@ from training.small import SMALL, WORDS, arguments, write_model
 from typer.testing import CliRunner
 
 from klgrad.cli import app
-from klgrad.errors import KernelInputError, KlgradError, ModelError, RunError, SettingError
+from klgrad.errors import KernelInputError, KlgradError, MeaningError, ModelError, RunError, SettingError
 from klgrad.training import settings as launch
 from klgrad.training.checkpoint import checkpoints, is_complete, last_complete
 from klgrad.training.settings import read
@@ -153,18 +153,11 @@ def test_the_training_reward_is_weighed_as_the_held_out_one(run, tmp_path):
     [
         ("train", {"model": "nobody/nothing"}, ModelError, "check the name"),
         ("distill", {"teacher": "{other}", "model": "{model}"}, KernelInputError, "with one tokenizer"),
-        ("distill", {"use_peft": True}, SettingError, "a teacher without `use_peft`"),
+        ("distill", {"use_peft": True}, MeaningError, "a teacher without adapters on the student"),
         ("train", {"task": "{prompts}"}, SettingError, "--reward package.module:function"),
         ("train", {"eval_every": -1}, SettingError, "`eval_every`"),
-        (
-            "train",
-            {"reward": "a:f,b:g", "reward_weights": 1},
-            SettingError,
-            "2 `reward_weights`, one for each reward; received 1",
-        ),
-        ("distill", {"reward_weights": 1}, SettingError, "this run has no reward"),
+        ("distill", {"reward_weights": 1}, MeaningError, "there are no `reward_funcs`"),
         ("train", {"model": None, "model_revision": "v1"}, SettingError, "name the model that has this revision"),
-        ("train", {"save_only_model": True}, SettingError, "complete checkpoints"),
     ],
 )
 def test_errors_come_before_training(command, settings, error, said, run, model, tmp_path):

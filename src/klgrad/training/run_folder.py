@@ -42,10 +42,11 @@ class History:
         rows = list[Json]()
         for number, line in enumerate(lines, 1):
             try:
-                rows.append(json.loads(line))
-            except ValueError as error:
+                row = json.loads(line)
+                rows.append(row | {"step": int(row["step"])})
+            except (ValueError, TypeError, LookupError) as error:
                 if number < len(lines):
-                    received = f"{self.path}: line {number} is no JSON"
+                    received = f"{self.path}: line {number} is not a row of a history"
                     remedy = "remove that line: the run continues, but its summary then lacks the row"
                     raise RunError("a history that can be read", received, remedy) from error
         return rows
