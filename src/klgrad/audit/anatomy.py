@@ -646,8 +646,8 @@ def _read_spread(reader: PartReader, empty: Anatomy) -> Anatomy:
 
     same = max(reader.same, 1e-7)
     own = read_curve(lambda x: read(x) - read(torch.zeros(1))[0], same)
-    if not own.shares and not own.has_edges:  # where an estimate is large the spread has rounded the others away
-        near = GRID.abs() <= 4
+    near = GRID.abs() <= 4  # where an estimate is large the spread has rounded the others away
+    if not own.shares and not own.has_edges and bool(own.points[1][near].isfinite().all()):
         own = replace(own, shares=fit(GRID[near], own.points[1][near], same) or {})
     if len(own.shares) == 1:
         own = own.times(1 / next(iter(own.shares.values())))

@@ -77,12 +77,17 @@ class AuditResult:
     @property
     def dead_below(self) -> float | None:
         """The log π/ref below which a token has no gradient, or None."""
-        return self.anatomy.own.low if self.anatomy.own.below == 0 else None
+        return self.anatomy.own.low if self._is_dead(self.anatomy.own.below) else None
 
     @property
     def dead_above(self) -> float | None:
         """The one above which it has none, or None."""
-        return self.anatomy.own.high if self.anatomy.own.above == 0 else None
+        return self.anatomy.own.high if self._is_dead(self.anatomy.own.above) else None
+
+    def _is_dead(self, pull: float) -> bool:
+        """Whether the coefficient is 0 where the curve, which is 0 at ref, has this value."""
+        a = self.anatomy
+        return abs(pull + a.constant) <= a.allowed * abs(a.constant)
 
     @property
     def depends_on_reference(self) -> bool:
