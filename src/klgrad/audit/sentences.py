@@ -176,10 +176,7 @@ def _uncorrected(a: Anatomy) -> str:
     if a.level == "completion":
         return f"{descends} of {_mean_of(name, is_bounded, 'L')} under the sampler, L = log π/ref of the completion"
     if any(c.later or c.earlier for c in a.credits):
-        part = a.credits[0]
-        weights = {w * (part.curve.shares.get("reverse-kl", 0.0) if part.curve else 0.0) for w in part.later}
-        alike = len(a.credits) == 1 and part.later == part.earlier and weights == {own.get("reverse-kl")}
-        if alike and not is_bounded and not is_exact and not part.divided and part.curve and not part.curve.has_edges:
+        if a.is_sum_of_all:
             return f"{descends} of L²/2 under the sampler, L = log π/ref of the completion"
         if a.horizon.kind != "none":
             return "no objective: later tokens are those of the sampler"
