@@ -1,4 +1,4 @@
-"""Means with standard errors over clusters, the quantiles of their intervals, what these cover, and samples of a stream."""
+"""Means with standard errors over clusters, quantiles of Student's t, coverage of intervals, samples of a stream."""
 
 import math
 from itertools import pairwise
