@@ -90,7 +90,7 @@ def draw(numbers: Numbers, figure: "Figure") -> None:
 
 def _curve(axis: "Axes", steps: list[int], seen: dict[str, list[float]], name: str) -> None:
     """A curve with its standard error."""
-    colour, line = STYLES[name]
+    colour, line, _ = STYLES[name]
     axis.plot(steps, seen["mean"], color=colour, linestyle=line, label=LABELS[name], lw=1.6)
     band(axis, steps, seen, colour, alpha=0.15)
 
