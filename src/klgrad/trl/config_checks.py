@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from .. import zoo
 from ..core.term import KLTerm
 from ..errors import MeaningError
-from ..integrations import Facts, needs_no_weights as needs_no_weights, own_settings as own_settings
+from ..integrations import Facts, needs_no_weights as needs_no_weights
 from ..support import Json
 from ..zoo import Cell
 

@@ -1,17 +1,25 @@
-"""The KL that a verl run declares: its settings, their checks, and notes on what they mean."""
+"""The KL that a verl run declares: its settings, their checks, notes on what they mean, and how they reach workers."""
 
+import json
+import socket
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
 from typing import Any, ClassVar
 
+from .. import __version__
 from ..core.term import KLTerm
-from ..errors import MeaningError, UnknownNameError
-from ..integrations import Facts, Objective, words
+from ..errors import ActivationError, MeaningError, UnknownNameError
+from ..integrations import AdaptiveCoefficient, Facts, Objective, words
+from ..support import Json
 
 # The settings under `klgrad` in verl's configuration: those of every objective, and those that only verl has.
 
 NODE = "klgrad"
-"""The name of the node in verl's configuration."""
+"""The name of the node in verl's configuration, and of the one inside `actor_rollout_ref`, all that its workers get."""
+
+PREFIX = "klgrad_"
+"""Before the name of the mode of verl's that a trainer of klgrad's is based on."""
 
 Config = Any
 """verl's configuration, or a node of it: of OmegaConf, or nested mappings."""
@@ -359,3 +367,75 @@ def _bypass(config: Config, objective: VerlObjective) -> str | None:
 
 
 NOTES: tuple[Note, ...] = (_old_advantages, _temperature_of_the_teacher, _bypass)
+
+
+# verl's own trainers, registered or not, would ignore the settings under `klgrad`, and train without the declared KL.
+
+
+class CheckedConfig:
+    """The attribute `config` of a trainer: it refuses a configuration that declares a KL.
+
+    A wrapper of `__init__` is not enough: verl's fully asynchronous trainers do not call that of their base.
+    """
+
+    def __get__(self, trainer: object, owner: type) -> object:
+        if trainer is None:
+            return self
+        if "config" not in vars(trainer):
+            raise AttributeError("config")
+        return vars(trainer)["config"]
+
+    def __set__(self, trainer: object, config: Config) -> None:
+        if config.get(NODE) is not None:
+            modes = f"{PREFIX}sync, {PREFIX}colocate_async or {PREFIX}separate_async"
+            raise MeaningError(
+                f"trainer.use_v1=True and trainer.v1.trainer_mode={modes} with settings under `{NODE}`",
+                f"{type(trainer).__name__}, which trains without them",
+                "run verl.trainer.main_ppo with one of these modes, or remove the settings",
+            )
+        vars(trainer)["config"] = config
+
+
+# What the driver sends to the workers.
+
+
+def to_worker_node(declaration: VerlObjective) -> Json:
+    settings = asdict(declaration)
+    return {"version": __version__, "task_rewards": settings.pop("task_rewards"), "settings": settings}
+
+
+def from_worker_node(node: Config) -> VerlObjective:
+    """The inverse of `to_worker_node`, in a worker, which must have the driver's version of klgrad."""
+    if node["version"] != __version__:
+        raise ActivationError(
+            f"klgrad {node['version']}, the driver's version, on every node",
+            f"{__version__} on {socket.gethostname()}",
+            "install the driver's version there",
+        )
+    return replace(term_of(node["settings"]), task_rewards=bool(node["task_rewards"]))
+
+
+# β in verl's checkpoints: a file in the folder of each step.
+
+STATE_FILE = "klgrad.json"
+
+
+def step_folder(config: Config, step: int) -> Path:
+    """The folder of a step's checkpoint, as verl names it."""
+    trainer = config["trainer"]
+    if trainer["resume_mode"] == "resume_path":
+        return Path(trainer["resume_from_path"])
+    return Path(trainer["default_local_dir"]) / f"global_step_{step}"
+
+
+def save_beta(beta: AdaptiveCoefficient, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / STATE_FILE).write_text(json.dumps(beta.state_dict()))
+
+
+def load_beta(beta: AdaptiveCoefficient, folder: Path) -> bool:
+    """Continue with the β of a checkpoint; False if it has none, as that of a run without klgrad."""
+    if not (folder / STATE_FILE).is_file():
+        return False
+    beta.load_state_dict(json.loads((folder / STATE_FILE).read_text()))
+    return True
