@@ -96,7 +96,7 @@ def written(bound: Bound | None) -> str:
 
 KINDS: dict[type, tuple[str, type]] = {
     int: ("a whole number", Integral),
-    float: ("a number", Real),
+    float: ("a finite number", Real),
     str: ("text", str),
     bool: ("true or false", bool),
 }
@@ -140,7 +140,7 @@ def check_own(config: Any, prefix: str = "") -> None:
         if choices is not None and value not in choices:
             raise MeaningError(f"`{prefix}{name}` {' or '.join(choices)}", repr(value), f"{f.default} is the default")
         sign, least, remedy = LIMITS.get(name.removeprefix("kl_"), (">=", -math.inf, ""))
-        if kind in (int, float) and not (value > least or (sign == ">=" and value == least)):
+        if kind in (int, float) and not (value > least or (sign == ">=" and value == least)):  # pyright: ignore
             raise MeaningError(f"`{prefix}{name}` {sign} {least:g}", repr(value), remedy)
 
 
@@ -150,6 +150,12 @@ def check_own(config: Any, prefix: str = "") -> None:
 def words(*choices: str) -> Any:
     """A field with one of these words, the first by default."""
     return field(default=choices[0], metadata={"choices": list(choices)})
+
+
+def refuse_if(is_wrong: object, expected: str, received: str, remedy: str) -> None:
+    """Raise a `MeaningError`, unless all is well."""
+    if is_wrong:
+        raise MeaningError(expected, received, remedy)
 
 
 def needs_no_weights(term: KLTerm) -> bool:
@@ -208,18 +214,18 @@ class Objective:
     def __post_init__(self) -> None:
         check_own(self, self.prefix)
         _ = self.bound
-        if self.target is not None and not self.coef > 0:
-            raise MeaningError(
-                f"`{self.prefix}coef` > 0 with `{self.prefix}target`",
-                "0",
-                f"use a positive `{self.prefix}coef`: β is adapted by multiplication, and 0 would stay 0",
-            )
-        if self.placement != "loss" and self.reduction != "policy":
-            raise MeaningError(
-                f"{self.named('reduction', 'policy')} with {self.named('placement', self.placement)}",
-                self.named("reduction", self.reduction),
-                f"use {self.named('placement', 'loss')} to sum the KL: advantages are reduced like the policy loss",
-            )
+        refuse_if(
+            self.target is not None and not self.coef > 0,
+            f"`{self.prefix}coef` > 0 with `{self.prefix}target`",
+            "0",
+            f"use a positive `{self.prefix}coef`: β is adapted by multiplication, and 0 would stay 0",
+        )
+        refuse_if(
+            self.placement != "loss" and self.reduction != "policy",
+            f"{self.named('reduction', 'policy')} with {self.named('placement', self.placement)}",
+            self.named("reduction", self.reduction),
+            f"use {self.named('placement', 'loss')} to sum the KL: advantages are reduced like the policy loss",
+        )
 
     def named(self, name: str, value: object) -> str:
         """A setting as a user writes it."""
