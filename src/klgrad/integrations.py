@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .core.divergences import Divergence
 from .core.estimators import k3
-from .core.families import VALUES, family_of, full_divergence
+from .core.families import VALUES, full_divergence, is_between_completions
 from .core.importance import Bound, Clip, ImportanceWeighting, Mask, Ratio, Truncate, sequence_ratio, token_ratio
 from .core.rollout import Rollout
 from .core.term import KLTerm
@@ -295,7 +295,7 @@ def token_values(term: KLTerm, rollout: Rollout) -> Tensor:
     if term.estimator == "exact":
         return full_divergence(term, rollout).detach()
     excess = term.generator.excess
-    if not family_of(term).is_between_completions:
+    if not is_between_completions(term):
         return token_ratio(rollout) * excess(rollout.log_ratio)
     total = sequence_ratio(rollout) * excess(rollout.log_ratio.sum(-1, keepdim=True))
     return rollout.mask * total / rollout.lengths.clamp(min=1)[:, None]

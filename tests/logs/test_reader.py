@@ -88,7 +88,7 @@ def test_lists_of_different_lengths_are_refused(suffix, tmp_path):
 def test_arrays_of_other_shapes_are_refused(tmp_path):
     path = tmp_path / "log.npz"
     np.savez(path, logp=-np.ones((3, 4)), ref_logp=-np.ones((3, 5)))
-    assert "`ref_logp` of shape (B, T), as `logp` with (3, 4); received shape (3, 5)" in message_of(path)
+    assert "`ref_logp` of shape (3, 4), as the log-probs; received shape (3, 5)" in message_of(path)
     np.savez(path, logp=-np.ones(3), ref_logp=-np.ones(3))
     assert "`logp` of shape (B, T); received shape (3,)" in message_of(path)
     np.savez(path, logp=-np.ones((3, 4)), ref_logp=-np.ones((3, 4)), group=np.zeros((3, 4)))

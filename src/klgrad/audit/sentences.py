@@ -263,6 +263,8 @@ def _is_flat_inside(a: Anatomy) -> bool:
 def _nothing_inside(a: Anatomy, brief: bool) -> str:
     c = a.curve
     text = f"nothing where l > {c.low:.3g} and l < {c.high:.3g}"
+    if c.low == c.high:
+        text = f"nothing but a step at l = {c.low:.3g}"
     if brief:
         return text
     beyond = (f"{pull + a.constant:.4g} {word}" for pull, word in ((c.below, "below"), (c.above, "above")))
@@ -442,14 +444,15 @@ def formula(a: Anatomy) -> str:
         text = f"{a.constant:.4g}" if text == "0" else f"{text} {'-' if a.constant < 0 else '+'} {abs(a.constant):.4g}"
     if a.level == "completion":
         text += ", L = Σ l_s"
-    return text + (f", with c(l) = {_cut_curve(a)}" if a.has_edges and a.own.shares else "")
+    return text + (f", with c(l) = {_cut_curve(a)}" if a.has_edges and (a.own.shares or _is_flat_inside(a)) else "")
 
 
 def _cut_curve(a: Anatomy) -> str:
     """A curve with its edges, as text."""
-    curve = " + ".join(_times(weight, _slope(name)) for name, weight in a.own.shares.items())
+    curve = " + ".join(_times(weight, _slope(name)) for name, weight in a.own.shares.items()) or "0"
     edges = ((a.own.low, a.own.below, "<"), (a.own.high, a.own.above, ">"))
-    ends = [f"{pull:.4g} where l {sign} {edge:.4g}" for edge, pull, sign in edges if edge is not None]
+    edges = tuple(edge for edge in edges if edge[0] is not None and (edge[1] or curve != "0"))
+    ends = [f"{pull:.4g} where l {sign} {edge:.4g}" for edge, pull, sign in edges]
     return f"{curve}, but {' and '.join(ends)}"
 
 

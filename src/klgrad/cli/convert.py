@@ -16,16 +16,7 @@ from rich.text import Text
 
 from ..errors import LossImportError, NotAuditableError, SettingError, UnknownNameError
 from ..frameworks import DEFAULTS, FRAMEWORKS, recorded
-from ..frameworks.conversion import (
-    LOG_RATIOS,
-    WORDS,
-    BatchSizes,
-    Pull,
-    differences_of,
-    factor_of,
-    pull_of,
-    pulls_of,
-)
+from ..frameworks.conversion import LOG_RATIOS, WORDS, BatchSizes, Pull, differences_of, factor_of, pull_of, pulls_of
 from ..support import finite
 from .audit import framework_of
 from .console import beside, deliver, first_lines, stderr

@@ -1,11 +1,11 @@
 """`Rollout`, a batch of sampled completions, checked once when it is made so that no later code has to."""
 
 import operator
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, fields
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -162,41 +162,27 @@ def _check_shapes(logp: Tensor, mask: Tensor, per_token: dict[str, Tensor]) -> N
 
 def _as_index(group: object, rows: int) -> Tensor:
     """(B,) int64 from any allowed form of labels."""
-    labels = group if isinstance(group, Tensor) else _numbered(group)
-    integers = not (labels.is_floating_point() or labels.is_complex() or labels.is_quantized)
-    if labels.shape != (rows,) or not integers or labels.layout != torch.strided or labels.is_meta:
+    try:
+        labels = group if isinstance(group, Tensor) else _numbered(cast("Iterable[object]", group))
+        is_index = labels.shape == (rows,) and not (labels.is_floating_point() or labels.is_complex())
+        dense = is_index and labels.layout == torch.strided and not labels.is_meta
+    except (TypeError, ValueError, RuntimeError, OverflowError):  # not labels, or not of 64 bits
+        labels, dense = torch.empty(0), False
+    if not dense:
         raise RolloutError(
-            f"`group` of shape ({rows},) and an integer dtype",
-            f"shape {tuple(labels.shape)}, {labels.dtype}, {labels.layout}, on {labels.device}",
-            "pass one prompt index per completion, as a dense tensor, a list or a NumPy array",
+            f"`group` of shape ({rows},): a dense tensor, a list or a NumPy array of integers, or of strings",
+            f"shape {tuple(group.shape)}, {group.dtype}" if isinstance(group, Tensor) else repr(group)[:60],
+            "pass one prompt index per completion; numpy.unique(labels, return_inverse=True)[1] numbers any labels",
         )
     return labels.detach().to(torch.long)
 
 
-class _Array(Protocol):
-    """A NumPy array, without importing NumPy."""
-
-    def tolist(self) -> object: ...
-
-
-def _numbered(group: object) -> Tensor:
-    """A tensor of the labels of a list, tuple, range or NumPy array."""
-    is_array = hasattr(group, "tolist") and not isinstance(group, type)
-    values: object = cast("_Array", group).tolist() if is_array else group
-    if isinstance(values, list | tuple | range):
-        labels = cast("Sequence[object]", values)
-        if all(isinstance(label, str) for label in labels):
-            number = {label: i for i, label in enumerate(dict.fromkeys(labels))}
-            labels = [number[label] for label in labels]
-        try:
-            return torch.tensor([operator.index(cast("int", label)) for label in labels], dtype=torch.long)
-        except (TypeError, ValueError, RuntimeError, OverflowError):  # not an integer, or not of 64 bits
-            pass
-    raise RolloutError(
-        "`group` as a tensor, list or NumPy array of integers of 64 bits, or of strings",
-        f"{type(group).__name__}: {repr(group)[:60]}",
-        "pass one prompt index per completion; numpy.unique(labels, return_inverse=True)[1] numbers any labels",
-    )
+def _numbered(group: Iterable[object]) -> Tensor:
+    labels = list(group)
+    if all(isinstance(label, str) for label in labels):
+        number = {label: i for i, label in enumerate(dict.fromkeys(labels))}
+        return torch.tensor([number[label] for label in labels])
+    return torch.tensor([operator.index(cast("int", label)) for label in labels], dtype=torch.long)
 
 
 def _as_bool(mask: Tensor) -> Tensor:

@@ -151,7 +151,7 @@ class KLTerm:
         if self.discount == 0 or (self.level == "token" and self.discount == 1):
             object.__setattr__(self, "level", "token")
             object.__setattr__(self, "discount", 0.0)
-        families.family_of(self).check(self)
+        families.check(self)
 
     def _name_divergence(self) -> None:
         """Hold a divergence that has a name by its name, which can be pickled and compared."""

@@ -363,6 +363,7 @@ def _distillation_rows(columns: list[Json | None]) -> list[list[str]]:
     if "forward_kl" in last:
         kls = [format_estimate(x["forward_kl"]["per_token"]) if x else "" for x in comparisons]
         rows.append(["KL(teacher‖student), nats per token", *kls])
+    if "overlap" in last:
         titles = {"student_on_teachers": "student's mass on the teacher's top {}"}
         titles["teacher_on_students"] = "teacher's mass on the student's top {}"
         for name, title in titles.items():
