@@ -370,6 +370,8 @@ def _bound(bound: Bound | None) -> str:
     if bound.kind == "mask":
         ends = [f"{side} {x:.4g}" for side, x in (("below", bound.low), ("above", bound.high)) if x is not None]
         return f"masked {' and '.join(ends)}"
+    if bound.kind == "value":
+        return f"0 where r x {bound.estimate} > {bound.high:.4g}"
     ends = [f"{x:.4g}" for x in (bound.low, bound.high) if x is not None]
     dual = "" if bound.dual is None else f", with a dual clip at {bound.dual:.4g}"
     return f"{word} at {' and '.join(ends)}{dual}"
@@ -416,6 +418,10 @@ SYMBOLS = {"token": "r_t", "prefix": "w_t", "before": "w_(t-1)", "sequence": "w_
 
 def formula(a: Anatomy) -> str:
     """The coefficient of token t's score, with l_t = log π/ref."""
+    bound = a.samples.bound
+    if bound is not None and bound.kind == "value":
+        ratio = SYMBOLS[a.samples.ratio]
+        return f"{formula(a.without_value_bound())} where {ratio} {bound.estimate}(l_t) <= {bound.high:.4g}, else 0"
     terms = []
     argument = "L" if a.level == "completion" else "l_t"
     if (a.has_edges or not a.own.shares) and not a.own.is_zero:
@@ -540,7 +546,7 @@ def proof(a: Anatomy) -> str:
 
 # Expectations of parts.
 
-PARTS = ("divergence", "horizon", "samples", "unit", "baseline", "scale")
+PARTS: tuple[str, ...] = ("divergence", "horizon", "samples", "unit", "baseline", "scale")
 
 
 def parse_parts(text: str) -> dict[str, str]:
