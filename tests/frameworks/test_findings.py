@@ -22,7 +22,7 @@ MISSING = {
     "mlx-tune": ("mlx_lm", "datasets", "mlx_embeddings"),
 }
 MISSING["maxtext"] = MISSING["tunix"]
-"""What the projects import beside the code that a program runs. Those of AReaL and Axolotl are more than can be replaced:
+"""What the projects import beside the code that a program runs. Those of AReaL and Axolotl are too many to replace:
 their programs run where they are installed whole."""
 
 RUN = """
