@@ -10,8 +10,9 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from ..core.importance import token_ratio
-from ..core.result import RatioSums, StreamSample
+from ..core.result import RatioSums
 from ..core.rollout import Rollout
+from ..reports import StreamSample
 from .reader import Chunk
 
 # The statistics from which the cause of a mismatch of trainer and sampler is found, summed over batches.
