@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -642,8 +642,7 @@ class PartSums:
         """The parts that have a live token, by increasing value if all values are numbers."""
         parts = [sums.part(labels[number]) for number, sums in self._sums.items() if sums.kl.lengths.tokens]
         numeric = all(isinstance(part.label, int | float) for part in parts)
-        value: Any = lambda part: part.label
-        return sorted(parts, key=value) if numeric else parts
+        return sorted(parts, key=lambda part: cast(float, part.label)) if numeric else parts
 
 
 class _SumsOfPart:
