@@ -17,7 +17,7 @@ from klgrad import ImportanceWeighting, KLTerm, Rollout, Truncate, kl_report, mi
 from klgrad.cli import app
 from klgrad.logs import LogError, examine, reader
 from klgrad.logs.examination import cell_of, coefficients
-from klgrad.logs.log_page import HEIGHT, WIDTH, figures_of
+from klgrad.logs.log_report import HEIGHT, WIDTH, figures_of
 from klgrad.reports import KLSums, MismatchSums, StreamSample
 
 
