@@ -151,4 +151,4 @@ def draw(numbers: Numbers, figure: "Figure") -> None:
     axis.plot([], [], "-", color=BLACK, label="lines: exact")
     axis.errorbar([], [], [], fmt="o", ms=3.5, color=BLACK, capsize=2, label="points: simulated")
     axis.set(xscale="log", yscale="log", xlabel="samples n", ylabel="root squared error of the gradient")
-    axis.legend(fontsize=8)
+    axis.legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
