@@ -60,7 +60,7 @@ def commands() -> str:
         [sys.executable, "-m", "klgrad", *command], capture_output=True, text=True, check=True, cwd=ROOT
     ).stdout
     # A setting is listed before the line that says what to change in it.
-    of_run = [line for line in printed.splitlines() if line.startswith(SHOWN_LINES)]
+    of_run = [line.partition(": k3 as")[0] for line in printed.splitlines() if line.startswith(SHOWN_LINES)]
     lines = ["$ klgrad audit examples/losses.py:grpo_k3", *of_loss, "", f"$ klgrad {' '.join(command)}", *of_run]
     return "```\n" + "\n".join(lines) + "\n```\n"
 

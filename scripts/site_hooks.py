@@ -29,8 +29,11 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_content(html: str, **_: Any) -> str:
-    """Replace every formula of a page. One that is not understood is an error, and the build fails."""
-    return FORMULA.sub(_mathml, html)
+    """Replace every formula of a page, and keep a ± with its number.
+
+    A formula that is not understood is an error, and the build fails.
+    """
+    return FORMULA.sub(_mathml, html).replace(" ± ", " ±\u00a0")
 
 
 def _mathml(found: re.Match[str]) -> str:

@@ -23,15 +23,15 @@ from klgrad.papers.runs import (
     at_start,
     collapse_if_run,
     counts,
-    difference,
-    difference_if_run,
     equal_over_seeds,
     error_of_kl_at,
     exceeds_over_seeds,
     gap_at_equal_kl,
     kl_at,
+    mean_of,
     over_seeds,
     paired_difference,
+    paired_if_run,
     paths,
     points_of,
     right_at,
@@ -61,17 +61,18 @@ def test_the_error_is_the_larger_of_that_of_the_seeds_and_that_of_the_evaluation
 
 
 def test_one_seed_has_the_error_of_its_evaluation_and_does_not_count():
-    one = over_seeds(rows(9, error=0.1), "x")
-    assert one["error"] == pytest.approx(0.1, rel=ROUNDING)
-    assert not counts(difference(one, over_seeds(rows(1, 1, 1, error=0.1), "x")))
+    one = mean_of(rows(9, error=0.1), "x")
+    assert one == {"difference": 9, "error": pytest.approx(0.1, rel=ROUNDING), "seeds": 1}
+    assert not counts(one)
+    assert mean_of([], "x") is None
 
 
 @pytest.mark.parametrize(
     ("gap", "seeds", "expected"), [(2.1, 3, True), (1.9, 3, False), (-2.1, 3, False), (9, 2, False)]
 )
 def test_a_difference_counts_beyond_two_errors_with_three_seeds(gap, seeds, expected):
-    own = seeds**0.5 / 2**0.5  # each side has an error of 1/√2, their difference one of 1
-    found = difference(*(over_seeds(rows(*[value] * seeds, error=own), "x") for value in (gap, 0)))
+    own = (seeds / 2) ** 0.5  # of each run, so that the mean of the gaps has an error of 1
+    found = paired_difference(runs_of_pairs(*((seed, gap) for seed in range(seeds)), error=own), "x")
     assert found["error"] == pytest.approx(1, rel=ROUNDING)
     assert counts(found) is expected
 
@@ -342,12 +343,10 @@ def test_runs_that_differ_in_something_else_than_their_seed_are_not_pooled(mean)
         mean(rates, lambda row: row["arm"])
 
 
-def test_a_difference_of_differences():
-    of = lambda gap, seeds: {"difference": gap, "error": 3.0, "seeds": seeds}
-    mean = {"mean": 5.0, "error": 4.0, "seeds": 2}
-    assert difference(of(4.0, 3), mean) == {"difference": -1, "error": 5, "seeds": 2}
-    assert difference_if_run(of(4.0, 3), mean) == difference(of(4.0, 3), mean)
-    assert difference_if_run(None, mean) is difference_if_run(mean, None) is None
+def test_settings_without_a_seed_in_common_have_no_difference():
+    one, other = ([{"seed": seed, "x": "1"}] for seed in "01")
+    assert paired_if_run(one, other, "x") is None
+    assert paired_if_run([*one, *other], other, "x") == {"difference": 0, "error": 0, "seeds": 1}
 
 
 def test_a_study_of_several_files_runs_all_their_scripts(tmp_path):

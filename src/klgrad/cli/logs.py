@@ -84,7 +84,7 @@ def command(
 def _examine(
     files: list[Path], cell: str | None, chosen: dict[str, str], by: str | None, console: Console
 ) -> LogReport:
-    from ..logs import examine
+    from ..logs.examination import examine
 
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
     title, share = f"Reading {files[0].name}", ""

@@ -1,7 +1,6 @@
 """Regularizers that are no KL term of a policy gradient, and the optima of regularised rewards."""
 
 import math
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -62,12 +61,8 @@ def squared_sequence(rollout: Rollout, influence_bound: float | None = None) -> 
         coefficient=bounded[:, None].expand_as(rollout.logp),
         pathwise=None,
         value_per_sequence=total.square() / 2,
-        diagnose=partial(_diagnostics, rollout, total),
+        diagnose=lambda: {"length/mean": rollout.lengths.mean(), "log_ratio/abs_max": total.abs().amax()},
     )
-
-
-def _diagnostics(rollout: Rollout, total: Tensor) -> dict[str, Tensor]:
-    return {"length/mean": rollout.lengths.mean(), "log_ratio/abs_max": total.abs().amax()}
 
 
 def consistency_loss(rollout: Rollout, reward: Tensor, beta: float) -> Tensor:

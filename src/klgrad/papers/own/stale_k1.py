@@ -128,7 +128,7 @@ def ends(problems: int, seed: int, updates: int = 2000) -> list[Numbers]:
     return found
 
 
-QUEUES = {"fresh": "fresh completions", "queue": "a filled queue", "repeated": "one batch repeated"}
+QUEUES = {"fresh": "fresh", "queue": "filled queue", "repeated": "one batch again"}
 SIZES = (64, 1024)
 FEW = (0.3, *PRODUCTS)
 
@@ -391,7 +391,7 @@ def run(settings: Settings) -> Numbers:
     numbers = {
         "problems": problems,
         "growth": growth(problems, seed),
-        "ends": ends(problems, seed, settings.size(2000, 300)),
+        "ends": ends(problems, seed),
         "collapses": collapses(problems, seed),
         "rewarded": rewarded(problems, seed),
         "transformer": None,
@@ -566,12 +566,16 @@ def draw(numbers: Numbers, figure: "Figure") -> None:
         if (x["arms"], x["size"]) == (10, 64) or (x["arms"], x["size"], x["queue"]) == (10, 1024, "queue"):
             colour, line = lines[x["queue"]] if x["size"] == 64 else (GREEN, "-")
             if x["lag"] == 10:
-                label = f"{QUEUES[x['queue']]}, {x['size']} samples"
+                label = f"{QUEUES[x['queue']]}, {x['size']}"
                 share = x["collapsed"]
                 collapse.errorbar(x["products"], share["mean"], yerr=share["error"], fmt=f"o{line}", ms=4, color=colour)
                 collapse.lines[-1].set_label(label)
-    _threshold(collapse, f"sampled, 10 arms, lag 10\n({problems} problems, ± 1 SE)", "share of runs that collapse")
-    collapse.legend(fontsize=8, loc="lower left", bbox_to_anchor=(0.0, 0.04), frameon=True)
+    _threshold(
+        collapse,
+        f"10 arms, lag 10, batches of 64 or 1024\n({problems} problems, ± 1 SE)",
+        "share of runs that collapse",
+    )
+    collapse.legend(fontsize=8, loc="center left", bbox_to_anchor=(0.0, 0.62))
     for x in numbers["rewarded"]:
         colour, line = (BLUE if x["optimiser"] == "SGD" else ORANGE), ("-" if x["lag"] == 10 else "--")
         gap = x["difference"]

@@ -1,14 +1,26 @@
-"""Sums over batches, compared with the formulas over all completions at once."""
+"""Means with standard errors over clusters, quantiles of Student's t, coverage of intervals, samples of a stream."""
 
 import math
 from itertools import pairwise
+from statistics import NormalDist
 
 import pytest
 import torch
 from hypothesis import given, strategies as st
-from tolerances import EXACT, SINGLE
+from interval_coverage import BATCHES, GROUPS, TERMS, UNITS, shares_covered
+from some import first
+from tolerances import EXACT, PRINTED, QUANTILE, SINGLE
 
-from klgrad.core.result import Estimate, RatioSums, StreamSample, proportion_interval, ratio_of_means
+from klgrad.core.result import (
+    SERIES_FROM,
+    Estimate,
+    RatioSums,
+    StreamSample,
+    proportion_interval,
+    ratio_of_means,
+    t_quantile,
+)
+from klgrad.errors import MeaningError
 
 
 def written_out(total, count):
@@ -139,3 +151,125 @@ def test_intervals_of_proportions_contain_the_true_one(n):
     covers = [sum(chance(k, p) for k, (low, high) in enumerate(intervals) if low <= p <= high) for p in shares]
     assert sum(covers) / len(covers) > 0.945  # near 0 and 1 single ones are as low as 0.83
     assert min(covers) > 0.82
+
+
+# Student's quantile against printed tables, closed forms and its own definition.
+
+
+TABLE = {
+    (0.90, 1): 6.313751515,
+    (0.95, 1): 12.706204736,
+    (0.99, 1): 63.656741163,
+    (0.95, 2): 4.302652730,
+    (0.99, 2): 9.924843201,
+    (0.90, 3): 2.353363435,
+    (0.95, 3): 3.182446305,
+    (0.95, 5): 2.570581836,
+    (0.95, 7): 2.364624252,
+    (0.95, 10): 2.228138852,
+    (0.99, 10): 3.169272673,
+    (0.95, 15): 2.131449546,
+    (0.99, 15): 2.946712883,
+    (0.95, 20): 2.085963447,
+    (0.95, 30): 2.042272456,
+    (0.99, 30): 2.749995654,
+    (0.95, 60): 2.000297822,
+    (0.95, 120): 1.979930405,
+    (0.99, 120): 2.617421145,
+}
+"""Two-sided, as in every textbook, with nine decimals."""
+
+
+@pytest.mark.parametrize(("level", "freedom"), TABLE)
+def test_the_printed_table(level, freedom):
+    PRINTED.check(t_quantile(level, freedom), TABLE[level, freedom])
+
+
+@pytest.mark.parametrize("level", [1e-3, 0.1, 0.5, 0.9, 0.95, 0.999, 1 - 1e-6])
+def test_closed_forms_of_1_2_4_and_infinitely_many_degrees_of_freedom(level):
+    QUANTILE.check(t_quantile(level, 1), math.tan(math.pi * level / 2))
+    QUANTILE.check(t_quantile(level, 2), level * math.sqrt(2 / (1 - level**2)))
+    # cos(arccos(√α)/3)/√α with α = 1 - level² (Shaw, Sampling Student's T distribution, 2006)
+    alpha = 1 - level**2
+    q = math.cos(math.acos(math.sqrt(alpha)) / 3) / math.sqrt(alpha)
+    QUANTILE.check(t_quantile(level, 4), 2 * math.sqrt(q - 1))
+    QUANTILE.check(t_quantile(level, math.inf), NormalDist().inv_cdf((1 + level) / 2))
+
+
+def inside(t, freedom, steps=20_000):
+    """P(|T| <= t) by Simpson's rule over the density."""
+    scale = math.exp(math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2)) / math.sqrt(freedom * math.pi)
+    density = [scale * (1 + (i * t / steps) ** 2 / freedom) ** (-(freedom + 1) / 2) for i in range(steps + 1)]
+    return 2 * t / steps / 3 * (density[0] + density[-1] + 4 * sum(density[1::2]) + 2 * sum(density[2:-1:2]))
+
+
+@pytest.mark.parametrize("freedom", [0.7, 1.3, 2.9, 11.7, 63.0, SERIES_FROM - 1, SERIES_FROM, 20_000.0])
+def test_any_real_number_of_degrees_of_freedom(freedom):
+    for level in (0.5, 0.95):
+        QUANTILE.check(inside(t_quantile(level, freedom), freedom), level)
+
+
+def test_it_falls_with_the_degrees_of_freedom_to_the_normal_quantile():
+    found = [t_quantile(0.95, x) for x in (0.05, 0.5, 1, 2, 5, 50, 500, 999.9, 1000, 1e5, 1e12, math.inf)]
+    assert found == sorted(found, reverse=True)
+    assert t_quantile(0.95, 0.001) == math.inf  # larger than every float
+
+
+@pytest.mark.parametrize(("level", "freedom"), [(0, 3), (1, 3), (-1, 3), (95, 3), (0.95, 0), (math.nan, 3)])
+def test_levels_and_degrees_of_freedom_out_of_range_are_refused(level, freedom):
+    with pytest.raises(MeaningError, match="a level between 0 and 1"):
+        t_quantile(level, freedom)
+
+
+# 95% intervals contain the true KL about as often as they claim, also with few prompts; and where they do not.
+
+
+AT_LEAST = 0.93
+"""What 95% intervals must cover with a dozen prompts or more."""
+
+SKEWED = 0.92
+"""The same where prompts differ much in their KL and in their number of completions: a sum of few skewed terms."""
+
+HEAVY_TAIL = 0.80
+"""Above the coverage of k3's intervals where ref prefers tokens that the policy rarely draws: no batch has them."""
+
+Z = 3.0
+"""Standard errors of a simulated share that it may be off: one in 700."""
+
+
+def deviation(share, threshold):
+    """By how many standard errors a share of the batches is above a threshold."""
+    return (share - threshold) / math.sqrt(threshold * (1 - threshold) / BATCHES)
+
+
+def threshold(name, groups):
+    return SKEWED if "1 to 8" in groups and "k1" not in name else AT_LEAST
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("unit", UNITS)
+@pytest.mark.parametrize("groups", ["16 prompts x 8", "16 prompts, 1 to 8 each"])
+@pytest.mark.parametrize("name", first(TERMS, 1))
+def test_intervals_of_16_prompts_cover_what_they_claim(name, groups, unit):
+    student, _ = shares_covered(TERMS[name], GROUPS[groups], unit)
+    assert deviation(student, threshold(name, groups)) > -Z, f"{student:.3f}"
+    assert deviation(student, 0.95) < Z, f"{student:.3f}: wider than necessary"
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_with_4_prompts_only_student_covers_what_it_claims(unit):
+    student, normal = shares_covered(TERMS["k1"], GROUPS["4 prompts x 8"], unit)
+    assert deviation(student, AT_LEAST) > -Z, f"{student:.3f}"
+    assert deviation(normal, AT_LEAST) < -Z, f"{normal:.3f}: the test could not distinguish the two"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("unit", first(UNITS, 1))
+def test_a_heavy_tail_of_k3_is_not_covered_and_k1_and_exact_are(unit):
+    """As the documentation says: with a sharp policy use k1 or the exact KL."""
+    covered = {
+        name: shares_covered(TERMS[name], GROUPS["16 prompts x 8"], unit, "sharp")[0] for name in ("k1", "k3", "exact")
+    }
+    assert deviation(covered["k3"], HEAVY_TAIL) < -Z, covered
+    assert deviation(covered["k1"], AT_LEAST) > -Z, covered
+    assert deviation(covered["exact"], AT_LEAST) > -Z, covered
