@@ -1,9 +1,10 @@
 """A page for each loss of `klgrad.zoo`: definition, verdict, and what to use instead or the term with its target."""
 
+from klgrad import zoo
 from klgrad.audit.advice import in_words
 from klgrad.core.term import KLTerm, as_code
 from klgrad.targets import TARGETS
-from klgrad.zoo import CELLS, Cell, cell as module
+from klgrad.zoo import CELLS, Cell
 
 from .text import (
     GENERATED,
@@ -54,7 +55,7 @@ def _index() -> str:
 
 
 def _page(cell: Cell) -> str:
-    code = source_of(cell.name.replace("-", "_"), module)
+    code = source_of(cell.name.replace("-", "_"), zoo)
     parts = [
         f"# {cell.name}\n\n{sections(cell.doc)[0]}\n\n{definition(cell.doc)}",
         f"\n<!-- not run here: tests/claims audits it -->\n```python\n{code}\n```\n",

@@ -10,7 +10,7 @@ from klgrad.audit import audit, catalogue
 from klgrad.audit.advice import notes
 from klgrad.audit.anatomy import Bound, read_anatomy
 from klgrad.audit.probes import read_curve
-from klgrad.audit.sentences import cells, report
+from klgrad.audit.sentences import cells, divergence, formula, report
 from klgrad.audit.subject import as_subject
 from klgrad.core.divergences import REVERSE_KL, alpha, huber
 from klgrad.testing import assert_descends
@@ -307,6 +307,25 @@ def test_a_clip_that_no_token_near_ref_reaches_does_not_hide_the_last_token():
     text, _, coefficient = dict(report(parts))["divergence"].partition("; ")
     assert text == "nothing where l > -10 and l < 10: ref has no effect there"
     assert coefficient == "the coefficient is 1, and 0 below, 0 above"
+    assert formula(parts) == "c(l_t) + 1, with c(l) = 0, but -1 where l < -10 and -1 where l > 10"
+
+
+def test_a_clamp_of_k1_from_one_side_has_no_gradient_on_the_other():
+    result = audit(lambda logp, ref_logp, mask: of_mask((logp - ref_logp).clamp(max=2.951), mask).sum(-1).mean())
+    assert (result.dead_below, result.dead_above) == (None, pytest.approx(2.951, abs=1e-9))
+    assert divergence(result.anatomy).startswith("nothing but a step at l = 2.95: ref has no effect there")
+    assert formula(result.anatomy) == "c(l_t) + 1, with c(l) = 0, but -1 where l > 2.951"
+
+
+def test_a_spread_that_overflows_is_no_error():
+    """A centred sum of k1 over the spread of the batch, on the first token, where batches are odd."""
+
+    def loss(logp, ref_logp, mask):
+        cost = of_mask((logp - ref_logp).detach(), mask).sum(-1)
+        centred = (cost - cost.mean()) / (cost - cost.mean()).square().mean().sqrt()
+        return (centred * logp[:, 0]).mean() * (len(logp) % 2)
+
+    assert audit(loss).verdict == "unknown"
 
 
 def test_a_reward_that_is_not_detached_is_an_entropy_bonus_of_whole_completions():

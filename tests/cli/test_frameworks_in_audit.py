@@ -54,10 +54,11 @@ def test_a_whole_name_means_that_setting_alone():
 
 
 def test_a_table_names_the_version_and_marks_the_default():
-    shown = one_line(run("prime-rl").output)
-    assert "prime-rl 0.8.0: formulae transcribed from PrimeIntellect-ai/prime-rl, not its own code" in shown
-    assert "kl_tau (default)" in shown
+    shown = run("prime-rl").output
+    assert "prime-rl 0.8.0: formulae transcribed from PrimeIntellect-ai/prime-rl, not its own code" in one_line(shown)
     assert shown.count("(default)") == 1
+    names = one_line("\n".join(line[: line.find("  ")] for line in shown.splitlines()))  # the first column
+    assert "kl_tau (default) prime-rl algorithm=opd" in names
 
 
 @pytest.mark.parametrize("name", [name for name, framework in FRAMEWORKS.items() if not framework.transcribed])

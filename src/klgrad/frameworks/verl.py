@@ -660,7 +660,8 @@ FRAMEWORK = Framework(
             "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum",
             "verl use_kl_loss kl_loss_type=low_var_kl loss_agg_mode=seq-mean-token-sum",
             Descends("unknown", "unknown"),
-            f"It is forward-kl-token, without gradient where log π/ref is below -2.61. Distillation with {TOPK_DESCENDS}",
+            "It is forward-kl-token, without gradient where log π/ref is below -2.61. Distillation with "
+            f"{TOPK_DESCENDS}",
             SEQ_MEAN_TOKEN_SUM,
         ),
     },
