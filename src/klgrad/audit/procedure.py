@@ -277,18 +277,21 @@ def stale_name(a: Anatomy) -> Verdict:
         return "unknown"
     fresh = _at_level(a)
     plain = cast(Verdict, fresh.removeprefix("climbs "))
+    whole = a.horizon.kind == "none" or ratio == "sequence" or a.samples.per_decision
+    sees_later = (ratio == "sequence" or (ratio == "prefix" and a.level == "token")) and whole and not _drifts(a)
     if a.samples.frozen:  # KL(π‖ref) minus KL(π‖μ)
-        return "sum-of-targets" if ratio in ("prefix", "sequence") and plain == "reverse-kl-sequence" else "unknown"
+        return "sum-of-targets" if sees_later and plain == "reverse-kl-sequence" else "unknown"
     named: Verdict | None = None
     if ratio == "none":
         named = _without_ratio(a, plain)
         if named == "squared-sequence" and a.baseline.name != "none":
-            return "sum-of-targets"  # its mean under the sampler, and the drift that the baseline makes
+            # Its mean under the sampler, and the drift of the baseline, if that is the same for all tokens.
+            is_alike = a.baseline.ended == "credit" and a.baseline.covers != "beside"
+            return "sum-of-targets" if is_alike else "unknown"
     elif ratio == "token" and not _drifts(a):
         named = SAMPLER_PREFIXES.get(plain)
-    elif ratio == "sequence" or (ratio == "prefix" and a.level == "token"):
-        sees_later = a.horizon.kind == "none" or ratio == "sequence" or a.samples.per_decision
-        named = plain if sees_later and not _drifts(a) else None
+    elif sees_later:
+        named = plain
     if named is None or named == "unknown":
         return "unknown"
     if a.constant and (ratio == "none" or not a.samples.constant):
