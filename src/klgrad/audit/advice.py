@@ -66,38 +66,32 @@ def in_words(r: "AuditResult", *, on_policy: bool = True) -> str:
     return summary(r.anatomy, on_policy=on_policy)
 
 
+def findings(r: "AuditResult") -> list[tuple[str, str]]:
+    """What was found beside the parts: for each a note, for a table, and a sentence; either may be empty."""
+    a = r.anatomy
+    if not a.deterministic:
+        return [("not deterministic", "")]
+    found = []
+    if a.finite and not a.proved_fresh and a.top_k is None:
+        found.append((f"depends on {', '.join(a.matters)}" if a.matters else "not proved", ""))
+    wrong = r.float32_wrong_from
+    if wrong is not None and _is_live(r, wrong):
+        found.append((f"float32 fails from l = {wrong:g}", f"in float32 it is wrong {at_and_beyond(wrong)}"))
+    dead = outside(r.dead_below, r.dead_above)
+    if dead:
+        found.append((f"dead for l {dead}", f"it has no gradient where log π/ref is {dead}"))
+    if not r.finite:
+        found.append(("overflows", "it overflows in float32"))
+    found += [(note, f"it has {text}" if text.startswith("a") else text) for note, text in remarks(a)]
+    found += _of_mask(r)
+    if r.finite_if_empty is False:
+        found.append(("not finite if a completion is empty", "it is no finite number if a completion is empty"))
+    return found
+
+
 def notes(r: "AuditResult") -> list[str]:
     """Findings beside the parts, in a few words each."""
-    a = r.anatomy
-    texts = []
-    if not a.deterministic:
-        return ["not deterministic"]
-    if a.finite and not a.proved_fresh and a.top_k is None:
-        texts.append(f"depends on {', '.join(a.matters)}" if a.matters else "not proved")
-    if r.float32_wrong_from is not None and _is_live(r, r.float32_wrong_from):
-        texts.append(f"float32 fails from l = {r.float32_wrong_from:g}")
-    if r.dead_below is not None or r.dead_above is not None:
-        texts.append(f"dead for l {outside(r.dead_below, r.dead_above)}")
-    if not r.finite:
-        texts.append("overflows")
-    if a.constant and not a.is_nothing:
-        texts.append(f"constant {a.constant:g}")
-    if a.baseline.name == "token-mean":
-        texts.append("centred token by token")
-    if any(a.entropy):
-        texts.append(f"entropy {'bonus' if sum(a.entropy) > 0 else 'penalty'} {abs(sum(a.entropy)):g}")
-    if a.late:
-        texts.append("ref one token off")
-    if not a.ends:
-        texts.append("no gradient at the end token")
-    if a.top_k is not None:
-        texts.append(f"{a.top_k} entries of the vocabulary only")
-    if a.leaks:
-        texts.append("touches padding")
-    texts += [note for note, _ in _of_mask(r)]
-    if r.finite_if_empty is False:
-        texts.append("not finite if a completion is empty")
-    return texts
+    return [note for note, _ in findings(r) if note]
 
 
 def _of_mask(r: "AuditResult") -> list[tuple[str, str]]:
@@ -263,21 +257,9 @@ def _warnings(result: "AuditResult") -> list[str]:
     a = result.anatomy
     if not a.deterministic or not a.finite:
         return []
-    texts = []
-    if result.float32_wrong_from is not None and _is_live(result, result.float32_wrong_from):
-        texts.append(f"in float32 it is wrong {at_and_beyond(result.float32_wrong_from)}")
-    if result.dead_below is not None or result.dead_above is not None:
-        texts.append(f"it has no gradient where log π/ref is {outside(result.dead_below, result.dead_above)}")
-    if not result.finite:
-        texts.append("it overflows in float32")
-    texts += [f"it has {text}" if text.startswith("a") else text for text in remarks(a)]
-    texts += [warning for _, warning in _of_mask(result)]
-    if result.finite_if_empty is False:
-        texts.append("it is no finite number if a completion is empty")
-    if not a.proved_fresh:
-        return texts
+    texts = [sentence for _, sentence in findings(result) if sentence]
     is_lost = _lost_when_stale(result) and result.verdict_off_policy != "nothing"
-    if is_lost if result.depends_on_reference else a.constant:
+    if a.proved_fresh and (is_lost if result.depends_on_reference else a.constant):
         texts.append(f"on stale samples: {summary(a, on_policy=False)}")
     return texts
 

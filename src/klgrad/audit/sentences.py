@@ -35,7 +35,7 @@ def report(a: Anatomy) -> list[tuple[str, str]]:
         if a.shares:
             alone = f"{formula(a)}, as in {_sum(a.shares, brief=False) if _is_named(a) else 'no known divergence'}"
             rows.append(("one token", f"moved away from ref alone has the coefficient {alone}"))
-        return [*rows, *(("beside it", text) for text in remarks(a)), ("proved", proof(a))]
+        return [*rows, *besides(a), ("proved", proof(a))]
     rows += [
         ("looks ahead", horizon(a)),
         ("samples", samples(a)),
@@ -44,8 +44,7 @@ def report(a: Anatomy) -> list[tuple[str, str]]:
         ("scale", scale(a)),
         ("coefficient", formula(a)),
     ]
-    rows += [("beside it", text) for text in remarks(a)]
-    return [*rows, ("proved", proof(a))]
+    return [*rows, *besides(a), ("proved", proof(a))]
 
 
 def summary(a: Anatomy, *, on_policy: bool = True) -> str:
@@ -511,27 +510,44 @@ def _times(weight: float, text: str) -> str:
     return f"{weight:.4g} ({text})" if " " in text else f"{weight:.4g} {text}"
 
 
-def remarks(a: Anatomy) -> list[str]:
-    """What is neither the KL nor its form: constants, an entropy bonus, misplaced inputs, leaks."""
-    texts = []
+def remarks(a: Anatomy) -> list[tuple[str, str]]:
+    """What is neither the KL nor its form: constants, an entropy bonus, misplaced inputs, leaks.
+
+    Returns:
+        For each a note, for a table, and a sentence; either may be empty.
+    """
+    found = []
     if a.matters and a.proved_fresh and not a.proved:
-        texts.append(_cause(a))
+        found.append(("", _cause(a)))
     if a.constant and not a.is_nothing:
         fresh = "a pull on lengths" if a.looks_at_length else "nothing"
-        texts.append(f"a constant of {a.constant:g} on every score: {fresh} on fresh samples, {_constant_drift(a)}")
+        sentence = f"a constant of {a.constant:g} on every score: {fresh} on fresh samples, {_constant_drift(a)}"
+        found.append((f"constant {a.constant:g}", sentence))
+    if a.baseline.name == "token-mean":
+        found.append(("centred token by token", ""))
     if any(a.entropy):
         bonus = sum(a.entropy)
+        kind = "bonus" if bonus > 0 else "penalty"
         whole = " over whole completions" if a.entropy_of_whole else ""
-        texts.append(f"an entropy {'bonus' if bonus > 0 else 'penalty'} of {abs(bonus):g}{whole}")
+        found.append((f"entropy {kind} {abs(bonus):g}", f"an entropy {kind} of {abs(bonus):g}{whole}"))
     if a.late:
-        texts.append(f"the reference is one token {'late' if a.late > 0 else 'early'}: shift its log-probs")
+        side = "late" if a.late > 0 else "early"
+        found.append(("ref one token off", f"the reference is one token {side}: shift its log-probs"))
     if not a.ends:
-        texts.append("the last token of a completion has no gradient")
+        found.append(("no gradient at the end token", "the last token of a completion has no gradient"))
     if not a.cut_off:
-        texts.append("completions that fill the batch's width, as those that were cut off, have no gradient")
+        found.append(("", "completions that fill the batch's width, as those that were cut off, have no gradient"))
+    if a.top_k is not None:
+        found.append((f"{a.top_k} entries of the vocabulary only", ""))
     if a.leaks:
-        texts.append("masked positions have a gradient: multiply by the mask before summing")
-    return texts
+        masked = "masked positions have a gradient: multiply by the mask before summing"
+        found.append(("touches padding", masked))
+    return found
+
+
+def besides(a: Anatomy) -> list[tuple[str, str]]:
+    """The remarks as rows of a report."""
+    return [("beside it", sentence) for _, sentence in remarks(a) if sentence]
 
 
 def _constant_drift(a: Anatomy) -> str:

@@ -13,7 +13,7 @@ from rich.text import Text
 from ...policy_losses import Weight
 from ...support import finite
 from ..policy import Drift, PolicyAnatomy, PolicyResult
-from ..sentences import remarks, scale, summary, unit
+from ..sentences import besides, scale, summary, unit
 from .page import Frame, Plot, environment
 from .terminal import markdown_table
 
@@ -66,8 +66,7 @@ def report(r: PolicyResult) -> list[tuple[str, str]]:
         ]
     rows.append(("KL", kl(r)))
     if r.kl is not None:
-        rows.append(("its scale", scale(r.kl)))
-        rows += [("beside it", text) for text in remarks(r.kl)]
+        rows += [("its scale", scale(r.kl)), *besides(r.kl)]
     if a.leaks:
         rows.append(("beside it", "masked positions have a gradient: multiply by the mask before summing"))
     if not a.finite_if_equal:
