@@ -31,12 +31,13 @@ from ..runs import (
     Row,
     at_start,
     at_update,
-    band,
     below_if_run,
+    curve,
     exceeds_if_run,
     excess_by_seed,
     finite_rows,
     grouped,
+    logarithmic,
     mean_of,
     paired_if_run,
     paths,
@@ -85,10 +86,7 @@ def draw(numbers: Numbers, figure: "Figure") -> None:
         _over_reuses(numbers, measure, reuses)
         updates.set(ylabel=f"{label}, nats")
         for axis in (ages, reuses):
-            axis.set_yscale("log")
-            axis.yaxis.set_major_formatter("{x:g}")
-            axis.yaxis.set_minor_formatter("{x:g}")
-            axis.tick_params(which="both", axis="y", labelsize=8)
+            logarithmic(axis)
     axes[0][0].set_title(f"exact terms: fresh (lines), 16 old (dashed: filled queue)\n{PER_PANEL}", fontsize=9.5)
     axes[0][1].set_title("after 40 updates, each run a mark, 3 seeds", fontsize=9.5)
     axes[0][2].set_title(f"after 40 updates, {PER_PANEL}", fontsize=9.5)
@@ -98,11 +96,8 @@ def draw(numbers: Numbers, figure: "Figure") -> None:
 def _over_updates(paths: dict[str, Any], axis: Any) -> None:
     """Without the start, which is several times as high."""
     for arm, (stale, line) in product(("reverse-exact", "forward-exact"), (("fresh", "-"), ("filled-16", "--"))):
-        if (path := paths.get(f"{arm} {stale}")) is None:
-            continue
-        late = {name: values[1:] for name, values in path.items()}
-        axis.plot(late["updates"], late["mean"], line, color=ARMS[arm][1], lw=1.6)
-        band(axis, late["updates"], late, ARMS[arm][1])
+        if path := paths.get(f"{arm} {stale}"):
+            curve(axis, {name: values[1:] for name, values in path.items()}, ARMS[arm][1], line, lw=1.6)
     axis.set_xlabel("updates")
 
 

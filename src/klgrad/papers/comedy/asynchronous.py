@@ -22,10 +22,12 @@ from ..runs import (
     Row,
     at_start,
     at_update,
-    band,
     by_setting,
     collapse_if_run,
+    curve,
+    differences,
     exceeds_if_run,
+    failures,
     gap_at_equal_kl,
     gaps_by_seed,
     grouped,
@@ -103,11 +105,7 @@ def _updates(numbers: Numbers, axis: Any, lag: str) -> None:
     """The arms without weights; those with weights lie on k1 in the reward."""
     for arm in UNCORRECTED:
         label, colour, line = LABELS[arm]
-        path = numbers["paths"].get(f"{arm} {lag}")
-        if path is None:
-            continue
-        axis.plot(path["updates"], path["mean"], line, color=colour, label=label)
-        band(axis, path["updates"], path, colour)
+        curve(axis, numbers["paths"].get(f"{arm} {lag}"), colour, line, label=label)
     axis.axhline(numbers["start"]["correct_in"]["mean"], color="grey", lw=1)
     axis.set(xlabel="updates", title=f"completions {lag} updates old\n3 seeds, ± 1 SE", xticks=[0, 20, 40, 60])
 
@@ -218,10 +216,11 @@ def run(settings: Settings) -> Numbers:
         "start": start,
         "end": end,
         "claimed": _claimed(rows),
-        "failures": _failures(rows),
+        "failures": failures(rows, LAST, setting_of),
         "cost": {name: mean_of(_lost(runs, name), "gap") for name in end if not name.endswith(" 0")},
         "steadier": {
-            arm: paired_if_run(*(_lost(runs, f"{each} 10") for each in (NONE, arm)), "gap") for arm in STEADIER.values()
+            arm: paired_if_run(*(_lost(runs, f"{each} 10") for each in (NONE, arm)), column="gap")
+            for arm in STEADIER.values()
         },
         "compared_with": {lag: _compared_with(end, lag) for lag in LAGS},
         "weighted": {lag: _weighted(runs, trained, lag, start["correct_in"]["mean"]) for lag in LAGS},
@@ -242,11 +241,8 @@ def _rows(settings: Settings) -> list[Row]:
 def _claimed(rows: list[Row]) -> dict[str, Found | None]:
     """The differences of `CLAIMED`, seed by seed; a start is that of the runs that are compared with it."""
     ends, starts = (grouped(at_update(rows, update), setting_of) for update in (LAST, 0))
-    side = lambda own, other: starts.get(other, []) if own == "start" else ends.get(own, [])
-    return {
-        claim: paired_if_run(side(higher, lower), side(lower, higher), "correct_in")
-        for claim, (higher, lower) in (CLAIMED | OUR_CLAIMS).items()
-    }
+    claims = {claim: ("correct_in", *sides) for claim, sides in (CLAIMED | OUR_CLAIMS).items()}
+    return differences(claims, ends, starts)
 
 
 def _each_k1_loss(settings: Settings) -> list[dict[str, Any]]:
@@ -259,21 +255,6 @@ def _each_k1_loss(settings: Settings) -> list[dict[str, Any]]:
         over = {column: [float(row[column]) for row in own] for column in ("correct_in", "kl_per_sequence")}
         found.append({"lag": lag, "kl_coef": coef, "seed": seed, "updates": [int(r["update"]) for r in own], **over})
     return sorted(found, key=lambda run: (float(run["kl_coef"]), int(run["lag"]), run["seed"]))
-
-
-def _failures(rows: list[Row]) -> dict[str, dict[str, int]]:
-    """For each setting its runs, those that collapsed, and those whose weights were not finite before the last update.
-
-    The rows of such a run end early, and it has no part in any mean.
-    """
-    found = {}
-    for name, group in grouped(rows, setting_of).items():
-        runs = list(grouped(group, lambda row: row["seed"]).values())
-        ended = [each for each in runs if at_update(each, LAST)]
-        right = lambda each, update: float(at_update(each, update)[0]["correct_in"])
-        collapsed = sum(right(each, LAST) < right(each, 0) for each in ended)
-        found[name] = {"runs": len(runs), "collapsed": collapsed, "stopped": len(runs) - len(ended)}
-    return found
 
 
 def _lost(runs: dict[str, list[Row]], name: str) -> list[Row]:

@@ -19,12 +19,14 @@ from ...drawing import BLUE, STYLES
 from ..runs import (
     Found,
     Row,
+    arm_of,
     at_start,
     at_update,
-    band,
     by_setting,
     collapse_if_run,
+    curve,
     curve_of,
+    differences,
     exceeds_if_run,
     exceeds_over_seeds,
     grouped,
@@ -78,10 +80,7 @@ def _updates(numbers: Numbers, axis: Any, coefficient: str, arms: tuple[str, ...
     for arm in arms:
         label, colour, line = LABELS[arm]
         path = numbers["paths"].get(f"{arm} {'0.0' if arm == 'none' else coefficient}")
-        if path is None:
-            continue
-        axis.plot(path["updates"], path["mean"], line, color=colour, label=label)
-        band(axis, path["updates"], path, colour)
+        curve(axis, path, colour, line, label=label)
     axis.set(xlabel="updates", title=f"β = {float(coefficient):g}\n3 seeds, ± 1 SE", xticks=[0, 20, 40, 60])
 
 
@@ -172,11 +171,6 @@ def setting_of(row: Row) -> str:
     return f"{row['arm']} {row['kl_coef']}"
 
 
-def arm_of(row: Row) -> str:
-    """The arm alone, for all coefficients."""
-    return row["arm"]
-
-
 def run(settings: Settings) -> Numbers:
     """The settings at the last update and over updates, and the curve of right answers over the KL."""
     rows = rows_of(EXPERIMENT, settings)
@@ -203,11 +197,7 @@ def run(settings: Settings) -> Numbers:
 def _differences(rows: list[Row]) -> dict[str, Found | None]:
     """What is higher less what is lower, seed by seed; a start is that of the runs that are compared with it."""
     ends, starts = (by_setting(at_update(rows, update), setting_of) for update in (LAST, 0))
-    side = lambda own, other: starts.get(other, []) if own == "start" else ends.get(own, [])
-    return {
-        claim: paired_if_run(side(high, low), side(low, high), column)
-        for claim, (column, high, low) in (HIGHER | OUR_HIGHER).items()
-    }
+    return differences(HIGHER | OUR_HIGHER, ends, starts)
 
 
 def _fallen(long: list[Row], arm: str) -> Found | None:

@@ -18,8 +18,8 @@ from ..runs import (
     Row,
     at_start,
     at_update,
-    band,
     by_setting,
+    curve,
     curve_of,
     exceeds_if_run,
     height,
@@ -70,9 +70,7 @@ def _look(name: str) -> tuple[str, str]:
 
 def _updates(numbers: Numbers, axis: Any, division: str) -> None:
     for arm, (label, estimator) in LABELS.items():
-        colour, path = STYLES[estimator][0], numbers["paths"][f"{arm} {division}"]
-        axis.plot(path["updates"], path["mean"], color=colour, label=label)
-        band(axis, path["updates"], path, colour)
+        curve(axis, numbers["paths"][f"{arm} {division}"], STYLES[estimator][0], label=label)
     axis.set(xlabel="updates", ylabel="right answers, in domain", xticks=[0, 20, 40, 60])
     axis.set_title(f"advantages {division}, β = 0.1\n3 seeds, ± 1 SE")
 

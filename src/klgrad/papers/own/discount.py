@@ -380,7 +380,9 @@ def run(settings: Settings) -> Numbers:
             claim: {size: mean_of(_ahead(runs, size, *by), "gap") for size in (LARGE, SMALL)}
             for claim, by in NEARER.items()
         },
-        "gains less": paired_if_run(*(_ahead(runs, size, *NEARER[AT_BOTH_SIZES[0]]) for size in (LARGE, SMALL)), "gap"),
+        "gains less": paired_if_run(
+            *(_ahead(runs, size, *NEARER[AT_BOTH_SIZES[0]]) for size in (LARGE, SMALL)), column="gap"
+        ),
         "apart": _apart(runs),
         "gradients": gradients,
         "rates": at_all_rates(swept),
@@ -394,7 +396,7 @@ def setting_of(row: Row) -> str:
 
 def _ahead(runs: dict[str, list[Row]], size: str, measure: str, farther: str, nearer: str) -> list[Row]:
     """The differences of two arms, seed by seed."""
-    return gaps_by_seed(*(runs.get(f"{size} {arm}", []) for arm in (farther, nearer)), measure)
+    return gaps_by_seed(*(runs.get(f"{size} {arm}", []) for arm in (farther, nearer)), column=measure)
 
 
 def _apart(runs: dict[str, list[Row]]) -> dict[str, Found]:

@@ -16,12 +16,12 @@ from ..runs import (
     Row,
     at_start,
     at_update,
-    band,
     counts,
+    curve,
+    differences,
     equal_over_seeds,
     exceeds_if_run,
     grouped,
-    paired_if_run,
     paths,
     provenance,
     rows_of,
@@ -72,11 +72,7 @@ def draw(numbers: Numbers, figure: "Figure") -> None:
 def _updates(axis: Any, paths: Numbers, rate: str) -> None:
     """Means over seeds, with bands of one standard error."""
     for arm, (label, colour, line) in LABELS.items():
-        path = paths.get(f"{arm} {rate}")
-        if path is None:
-            continue
-        axis.plot(path["updates"], path["mean"], color=colour, linestyle=line, label=label)
-        band(axis, path["updates"], path, colour, alpha=0.15)
+        curve(axis, paths.get(f"{arm} {rate}"), colour, line, alpha=0.15, label=label)
 
 
 EXPERIMENT = Experiment("rethinking.csv", "exp_rethinking.py")
@@ -156,9 +152,8 @@ def check(numbers: Numbers) -> list[Check]:
 
 def _gaps(last: dict[str, list[Row]], rate: str) -> dict[str, Found | None]:
     """The differences of `SAME` and `HIGHER` at one rate, seed by seed."""
-    runs = lambda arm: last.get(f"{arm} {rate}", [])
-    sides = SAME | HIGHER
-    return {claim: paired_if_run(runs(one), runs(other), column) for claim, (column, one, other) in sides.items()}
+    at_rate = {name.split()[0]: group for name, group in last.items() if name.endswith(f" {rate}")}
+    return differences(SAME | HIGHER, at_rate)
 
 
 def _at_rate(gaps: dict[str, Found | None], rate: str) -> list[Check]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ...drawing import STYLES
 from ..runs import (
     Row,
+    arm_of,
     at_update,
     equal_over_seeds,
     error_at,
@@ -30,6 +31,7 @@ from ..runs import (
     right_at,
     rows_of,
     runs_of,
+    seed_of,
 )
 from ..study import Check, Experiment, Numbers, Settings
 
@@ -129,7 +131,7 @@ def run(settings: Settings) -> Numbers:
         rows += [row for row in rows_of(other, settings) if _belongs(row)]
     start = over_seeds(at_update(rows, 0), "correct_in")["mean"]
     trained = [row for row in rows if row["update"] != "0"]
-    by_arm = grouped(trained, _arm)
+    by_arm = grouped(trained, arm_of)
     reached = {arm: _reached(by_arm[arm], start) for arm in LIMITED}
     return {
         "made": provenance(rows),
@@ -137,7 +139,7 @@ def run(settings: Settings) -> Numbers:
         "arms": {arm: over_seeds(found, "kl") if found else None for arm, found in reached.items()},
         "apart": paired_if_run(reached[K3], reached[SOUND], "kl"),
         "gaps": {name: _gap(by_arm, start, *sides) for name, sides in GAPS.items()},
-        "points": runs_of(trained, _arm),
+        "points": runs_of(trained, arm_of),
     }
 
 
@@ -146,18 +148,10 @@ def _belongs(row: Row) -> bool:
     return row["arm"] in ARMS if "division" not in row else (row["arm"], row["division"]) == (K2, "undivided")
 
 
-def _arm(row: Row) -> str:
-    return row["arm"]
-
-
-def _seed(row: Row) -> str:
-    return row["seed"]
-
-
 def _reached(rows: list[Row], start: float) -> list[Row]:
     """The KL of each seed at which right answers reach `SHARE`, with its error; none if a seed has no value."""
     found = []
-    for seed, own in grouped(rows, _seed).items():
+    for seed, own in grouped(rows, seed_of).items():
         value = kl_at(points_of(own), start, SHARE)
         if value is None:
             return []
@@ -167,7 +161,7 @@ def _reached(rows: list[Row], start: float) -> list[Row]:
 
 def _gap(by_arm: dict[str, list[Row]], start: float, arm: str, coef: str, other: str, sign: int) -> dict[str, float]:
     """Right answers of an arm at its last update, less those of another arm's curve at the same KL and seed."""
-    found, curves = [], grouped(by_arm[other], _seed)
+    found, curves = [], grouped(by_arm[other], seed_of)
     for end in at_update((row for row in by_arm[arm] if row["kl_coef"] == coef), LAST):
         curve, kl = curves[end["seed"]], float(end["kl_per_sequence"])
         there = right_at(points_of(curve), start, kl)

@@ -18,15 +18,18 @@ from ...drawing import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION
 from ..runs import (
     Found,
     Row,
+    arm_of,
     at_update,
     below_if_run,
     exceeds_if_run,
     finite_rows,
     grouped,
+    logarithmic,
     mean_of,
     over_seeds,
     paired_if_run,
     provenance,
+    seed_of,
     summaries,
 )
 from ..study import Check, Experiment, Numbers, Settings, ours
@@ -75,10 +78,7 @@ def draw(numbers: Numbers, figure: "Figure") -> None:
         across[2].set_title(f"{title}: {PANELS[KL]}\neach run after 40 updates", fontsize=9.5)
         for axis in across:
             axis.grid(alpha=0.25)
-            axis.set_yscale("log")
-            axis.yaxis.set_major_formatter("{x:g}")
-            axis.yaxis.set_minor_formatter("{x:g}")
-            axis.tick_params(which="both", axis="y", labelsize=8)
+            logarithmic(axis)
     for name, color, line in list(STYLES.values())[MOST_LINES:]:
         axes[0][0].plot([], [], line, color=color, label=f"{name} (ends alone)")
     figure.legend(*axes[0][0].get_legend_handles_labels(), ncols=4, loc="outside lower center")
@@ -144,13 +144,13 @@ def _judged(rows: list[Row]) -> list[Row]:
 
 def _runs(rows: list[Row]) -> list[dict[str, list[float]]]:
     """What is drawn of each run, over updates."""
-    by_seed = grouped(rows, lambda row: row["seed"]).values()
+    by_seed = grouped(rows, seed_of).values()
     return [{column: [float(row[column]) for row in own] for column in (*PANELS, "length")} for own in by_seed]
 
 
 def _differences(last: list[Row], lengths: str) -> dict[str, Found | None]:
     """The arm that should be higher less the other, by the seeds of `_judged` of both, or by all that both have."""
-    by_arm = grouped((row for row in last if row["lengths"] == lengths), lambda row: row["arm"])
+    by_arm = grouped((row for row in last if row["lengths"] == lengths), arm_of)
     fresh = {arm: [row for row in own if row["seed"] in FRESH_SEEDS] for arm, own in by_arm.items()}
 
     def less(one: str, other: str, column: str) -> Found | None:

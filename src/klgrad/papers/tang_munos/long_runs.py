@@ -18,14 +18,16 @@ from typing import TYPE_CHECKING, Any
 from ...drawing import BLACK, BLUE, PURPLE, SKY, STYLES, VERMILION
 from ..runs import (
     Row,
+    arm_of,
     at_start,
     at_update,
-    band,
     below_if_run,
     counts,
+    curve,
     equal_over_seeds,
     exceeds_over_seeds,
     excess_by_seed,
+    failures,
     gap_at_equal_kl,
     gaps_by_seed,
     grouped,
@@ -35,6 +37,7 @@ from ..runs import (
     provenance,
     rows_of,
     runs_of,
+    seed_of,
     summaries,
     undecided_without_runs,
 )
@@ -88,10 +91,7 @@ def draw(numbers: Numbers, figure: "Figure") -> None:
 
 def _over_updates(paths: dict[str, Any], axis: Any, arms: dict[str, tuple[str, str, str]]) -> None:
     for arm, (_, colour, _) in arms.items():
-        if (path := paths.get(arm)) is None:
-            continue
-        axis.plot(path["updates"], path["mean"], color=colour, lw=1.6)
-        band(axis, path["updates"], path, colour)
+        curve(axis, paths.get(arm), colour, lw=1.6)
 
 
 def _over_kl(numbers: Numbers, axis: Any, arms: dict[str, tuple[str, str, str]]) -> None:
@@ -135,16 +135,6 @@ SETTLED = 0.05
 Found = dict[str, float]
 
 
-def arm_of(row: Row) -> str:
-    """The arm."""
-    return row["arm"]
-
-
-def seed_of(row: Row) -> str:
-    """The seed."""
-    return row["seed"]
-
-
 def run(settings: Settings) -> Numbers:
     """Every arm early, at the end and over updates, the differences of all pairs, and the growth of the KL."""
     rows = [row for row in rows_of(EXPERIMENT, settings) if all(math.isfinite(float(row[c])) for c in SHOWN)]
@@ -156,7 +146,7 @@ def run(settings: Settings) -> Numbers:
         "made": provenance(rows),
         "start": start,
         "at": at,
-        "failures": {arm: _failures(group) for arm, group in grouped(rows, arm_of).items()},
+        "failures": failures(rows, LAST, arm_of),
         "pairs": {_pair(*pair): _differences(by_arm, *pair) for pair in PAIRS},
         "gained": {arm: _gained(group) for arm, group in grouped(rows, arm_of).items()},
         "caught up": _caught_up(by_arm),
@@ -169,15 +159,6 @@ def run(settings: Settings) -> Numbers:
 
 def _pair(one: str, other: str) -> str:
     return f"{one} {other}"
-
-
-def _failures(rows: list[Row]) -> dict[str, int]:
-    """The runs of an arm, those that collapsed, and those that stopped before the last update."""
-    runs = list(grouped(rows, seed_of).values())
-    ended = [each for each in runs if at_update(each, LAST)]
-    right = lambda each, update: float(at_update(each, update)[0][RIGHT])
-    collapsed = sum(right(each, LAST) < right(each, 0) for each in ended)
-    return {"runs": len(runs), "collapsed": collapsed, "stopped": len(runs) - len(ended)}
 
 
 def _differences(by_arm: dict[str, list[Row]], one: str, other: str) -> Numbers:
@@ -196,7 +177,7 @@ def _gained(rows: list[Row]) -> dict[str, Found | None]:
 def _caught_up(by_arm: dict[str, list[Row]]) -> Found | None:
     """By how much the distance of `DIVIDED` from `K1` is smaller at the end than early, seed by seed."""
     ends = lambda update: (at_update(by_arm.get(arm, []), update) for arm in (K1, DIVIDED))
-    behind = lambda update: gaps_by_seed(*ends(update), RIGHT)
+    behind = lambda update: gaps_by_seed(*ends(update), column=RIGHT)
     return paired_if_run(behind(EARLY), behind(LAST), "gap")
 
 
