@@ -40,7 +40,7 @@ MUTATIONS = {
     "lines counted from 0": ("logs.reader._records", "enumerate(lines, 1)", "enumerate(lines)"),
     "rows counted from the batch's start": (
         "logs.reader._decode_parquet", "arange(done, done + batch.num_rows)", "arange(batch.num_rows)"),
-    "all prompts one": ("logs.reader.Numbering.number", "len(self._known))", "0)"),
+    "all prompts one": ("logs.reader.Log._number", "len(known))", "0)"),
 }  # fmt: skip
 
 

@@ -27,14 +27,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from ..core.divergences import (
-    TOTAL_VARIATION,
-    Divergence,
-    Mixture,
-    alpha,
-    huber,
-    jensen_shannon,
-)
+from ..core.divergences import TOTAL_VARIATION, Divergence, Mixture, alpha, huber, jensen_shannon
 from ..core.estimators import Function
 from .state import NEAR
 

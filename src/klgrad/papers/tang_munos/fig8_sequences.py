@@ -78,7 +78,7 @@ def draw(numbers: Numbers, figure: "Figure") -> None:
                 axis.legend(*axes[0][0].get_legend_handles_labels(), loc="center", fontsize=10)
                 continue
             for name in LABELS:
-                seen, (colour, line) = numbers["descents"][lengths]["arms"][name][measure], STYLES[name]
+                seen, (colour, line, _) = numbers["descents"][lengths]["arms"][name][measure], STYLES[name]
                 path = {"updates": numbers["steps"], **seen}
                 curve(axis, path, colour, line, alpha=0.15, label=LABELS[name], lw=1.6)
             axis.set_title(f"{title}: {label}", fontsize=9)
