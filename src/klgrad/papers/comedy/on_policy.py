@@ -102,60 +102,29 @@ EXPERIMENT = Experiment(
 )
 """Of the other files only the runs of `POOLED` and of `COLLAPSES` are read."""
 LAST = 60
-SMALL, MIDDLE, LARGE = "0.03", "0.1", "1.0"
-COLUMNS = ("correct_in", "correct_out", "kl_per_sequence", "entropy_per_token", "length", "skipped_updates")
+RIGHT, OUT, FAR, ENTROPY = "correct_in", "correct_out", "kl_per_sequence", "entropy_per_token"
+COLUMNS = (RIGHT, OUT, FAR, ENTROPY, "length", "skipped_updates")
 NOT_A_KL = ("k1-loss", "k3-reward")
 """Arms whose expected gradient does not lead to ref; the curve of right answers over the KL is that of the others."""
 POOLED = ("k1-reward", "k3-loss")
 """The arms that three experiments have at one coefficient, without a division by a standard deviation."""
-PLACES = {"correct_in": "", "correct_out": "out of domain, "}
+PLACES = {RIGHT: "", OUT: "out of domain, "}
+K1_AND_K3 = ("k1-reward 0.1", "k3-loss 0.1")
 HORIZON = "after 60 updates; the paper's collapses come within about 250"
 HIGHER = {
-    "k3 in the reward ends below its start at β = 0.03": ("correct_in", "start", f"k3-reward {SMALL}"),
-    "k1 in the reward answers more right than k3 as loss at β = 0.03": (
-        "correct_in",
-        f"k1-reward {SMALL}",
-        f"k3-loss {SMALL}",
-    ),
-    "k1 in the reward answers more right than k3 as loss at β = 0.1": (
-        "correct_in",
-        f"k1-reward {MIDDLE}",
-        f"k3-loss {MIDDLE}",
-    ),
-    "out of domain, k1 in the reward answers more right than k3 as loss at β = 0.1": (
-        "correct_out",
-        f"k1-reward {MIDDLE}",
-        f"k3-loss {MIDDLE}",
-    ),
-    "k1 in the reward answers more right at β = 0.03 than at 0.1": (
-        "correct_in",
-        f"k1-reward {SMALL}",
-        f"k1-reward {MIDDLE}",
-    ),
-    "k3 in both places answers more right than k3 as loss at β = 0.1": (
-        "correct_in",
-        f"k3-both {MIDDLE}",
-        f"k3-loss {MIDDLE}",
-    ),
-    "k3 as loss keeps a higher entropy than k1 in the reward at β = 0.1": (
-        "entropy_per_token",
-        f"k3-loss {MIDDLE}",
-        f"k1-reward {MIDDLE}",
-    ),
+    "k3 in the reward ends below its start at β = 0.03": (RIGHT, "start", "k3-reward 0.03"),
+    "k1 in the reward answers more right than k3 as loss at β = 0.03": (RIGHT, "k1-reward 0.03", "k3-loss 0.03"),
+    "k1 in the reward answers more right than k3 as loss at β = 0.1": (RIGHT, "k1-reward 0.1", "k3-loss 0.1"),
+    "out of domain, k1 in the reward answers more right than k3 as loss at β = 0.1": (OUT, *K1_AND_K3),
+    "k1 in the reward answers more right at β = 0.03 than at 0.1": (RIGHT, "k1-reward 0.03", "k1-reward 0.1"),
+    "k3 in both places answers more right than k3 as loss at β = 0.1": (RIGHT, "k3-both 0.1", "k3-loss 0.1"),
+    "k3 as loss keeps a higher entropy than k1 in the reward at β = 0.1": (ENTROPY, "k3-loss 0.1", "k1-reward 0.1"),
 }
 """What should be higher, and than what: a column and two settings."""
 OUR_HIGHER = {
-    "k1 as loss answers fewer right at β = 1 than without a KL": ("correct_in", "none 0.0", f"k1-loss {LARGE}"),
-    "k3 in the reward answers fewer right at β = 1 than without a KL": (
-        "correct_in",
-        "none 0.0",
-        f"k3-reward {LARGE}",
-    ),
-    "k3 in the reward ends at a higher KL at β = 0.1 than without a KL": (
-        "kl_per_sequence",
-        f"k3-reward {MIDDLE}",
-        "none 0.0",
-    ),
+    "k1 as loss answers fewer right at β = 1 than without a KL": (RIGHT, "none 0.0", "k1-loss 1.0"),
+    "k3 in the reward answers fewer right at β = 1 than without a KL": (RIGHT, "none 0.0", "k3-reward 1.0"),
+    "k3 in the reward ends at a higher KL at β = 0.1 than without a KL": (FAR, "k3-reward 0.1", "none 0.0"),
 }
 LONG = 300
 COLLAPSES = {
@@ -177,7 +146,7 @@ def run(settings: Settings) -> Numbers:
     last = at_update(rows, LAST)
     std, long = (rows_of(other, settings) for other in EXPERIMENT.also)
     others = [at_update(each, LAST) for each in (std, long)]
-    pairs = {coef: [pair for each in (last, *others) for pair in _pairs(each, coef)] for coef in (SMALL, MIDDLE)}
+    pairs = {coef: [pair for each in (last, *others) for pair in _pairs(each, coef)] for coef in ("0.03", "0.1")}
     return {
         "made": provenance([*rows, *(row for each in others for row in each)]),
         "start": {column: at_start(rows, column) for column in COLUMNS},

@@ -109,52 +109,23 @@ GROUP = 8
 COMPARED_AT = "0.1"
 """The coefficient with three seeds, at which the claims are judged."""
 COLUMNS = ("correct_in", "correct_out", "kl_per_sequence", "train_groups_without_spread", "skipped_updates")
+REWARD, DIVIDED = "k1-reward undivided", "k1-reward divided"
+ADVANTAGE, DIVIDED_ADVANTAGE = "k1-advantage-leave-one-out undivided", "k1-advantage-leave-one-out divided"
+RIGHT, OUT, EFFECTIVE = "correct_in", "correct_out", "effective"
 COMPARISONS = {
-    "k1 in the reward answers more right undivided than divided": (
-        "correct_in",
-        "k1-reward undivided",
-        "k1-reward divided",
-    ),
-    "divided, k1 in the advantage answers more right than k1 in the reward": (
-        "correct_in",
-        "k1-advantage-leave-one-out divided",
-        "k1-reward divided",
-    ),
-    "undivided, k1 in the reward answers more right than k3 as loss": (
-        "correct_in",
-        "k1-reward undivided",
-        "k3-loss undivided",
-    ),
-    "undivided, k1 in the reward answers more right than k2 as loss": (
-        "correct_in",
-        "k1-reward undivided",
-        "k2-loss undivided",
-    ),
-    "undivided, k1 in the reward answers more right than k1 in the advantage": (
-        "correct_in",
-        "k1-reward undivided",
-        "k1-advantage-leave-one-out undivided",
-    ),
-    "undivided, out of domain, k1 in the reward answers more right than k3 as loss": (
-        "correct_out",
-        "k1-reward undivided",
-        "k3-loss undivided",
-    ),
-    "the division raises the effective coefficient of k1 in the reward": (
-        "effective",
-        "k1-reward divided",
-        "k1-reward undivided",
-    ),
-    "the division lowers the effective coefficient of k1 in the advantage": (
-        "effective",
-        "k1-advantage-leave-one-out undivided",
-        "k1-advantage-leave-one-out divided",
-    ),
+    "k1 in the reward answers more right undivided than divided": (RIGHT, REWARD, DIVIDED),
+    "divided, k1 in the advantage answers more right than k1 in the reward": (RIGHT, DIVIDED_ADVANTAGE, DIVIDED),
+    "undivided, k1 in the reward answers more right than k3 as loss": (RIGHT, REWARD, "k3-loss undivided"),
+    "undivided, k1 in the reward answers more right than k2 as loss": (RIGHT, REWARD, "k2-loss undivided"),
+    "undivided, k1 in the reward answers more right than k1 in the advantage": (RIGHT, REWARD, ADVANTAGE),
+    "undivided, out of domain, k1 in the reward answers more right than k3 as loss": (OUT, REWARD, "k3-loss undivided"),
+    "the division raises the effective coefficient of k1 in the reward": (EFFECTIVE, DIVIDED, REWARD),
+    "the division lowers the effective coefficient of k1 in the advantage": (EFFECTIVE, ADVANTAGE, DIVIDED_ADVANTAGE),
 }
 """What should be higher, and than what: a column and two settings."""
 CLAIMED = tuple(COMPARISONS)[:3]
 """The comparisons that follow from the papers' claims; the others are ours."""
-EFFECTIVE = tuple(claim for claim, (column, *_) in COMPARISONS.items() if column == "effective")
+OF_COEFFICIENTS = tuple(claim for claim, (column, *_) in COMPARISONS.items() if column == EFFECTIVE)
 
 
 def run(settings: Settings) -> Numbers:
@@ -205,5 +176,5 @@ def check(numbers: Numbers) -> list[Check]:
     found = {claim: each[COMPARED_AT] for claim, each in numbers["comparisons"].items()}
     return [
         *(exceeds_if_run(claim, found[claim]) for claim in CLAIMED),
-        *ours(*(exceeds_if_run(claim, found[claim]) for claim in EFFECTIVE)),
+        *ours(*(exceeds_if_run(claim, found[claim]) for claim in OF_COEFFICIENTS)),
     ]
