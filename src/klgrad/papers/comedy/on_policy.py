@@ -16,30 +16,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ...drawing import BLUE, STYLES
-from ..runs import (
-    Found,
-    Row,
-    arm_of,
-    at_start,
-    at_update,
-    by_setting,
-    collapse_if_run,
-    curve,
-    curve_of,
-    differences,
-    exceeds_if_run,
-    exceeds_over_seeds,
-    grouped,
-    height,
-    paired_difference,
-    paired_if_run,
-    pairs_by_seed,
-    paths,
-    provenance,
-    rows_of,
-    runs_of,
-    summaries,
-)
+from .. import runs
 from ..study import Check, Experiment, Numbers, Settings, ours
 
 if TYPE_CHECKING:
@@ -80,7 +57,7 @@ def _updates(numbers: Numbers, axis: Any, coefficient: str, arms: tuple[str, ...
     for arm in arms:
         label, colour, line = LABELS[arm]
         path = numbers["paths"].get(f"{arm} {'0.0' if arm == 'none' else coefficient}")
-        curve(axis, path, colour, line, label=label)
+        runs.curve(axis, path, colour, line, label=label)
     axis.set(xlabel="updates", title=f"β = {float(coefficient):g}\n3 seeds, ± 1 SE", xticks=[0, 20, 40, 60])
 
 
@@ -90,7 +67,7 @@ def _frontier(numbers: Numbers, axis: Any, arms: tuple[str, ...]) -> None:
         axis.plot(run["kl"], run["correct_in"], MARKS[line], ms=5, color=colour, mfc="none", zorder=3)
     far = max(run["kl"] for run in numbers["runs"] if run["name"] in numbers["curve"]["off"])
     at = [far * i / 100 for i in range(1, 101)]
-    axis.plot(at, [height(numbers["curve"]["weights"], x) for x in at], color="black", lw=1)
+    axis.plot(at, [runs.height(numbers["curve"]["weights"], x) for x in at], color="black", lw=1)
     axis.set(xlabel="KL(π‖ref) per completion, nats")
     axis.set_title("each run of every β; circles: reward,\nsquares: loss, triangles: both", fontsize=10)
 
@@ -135,66 +112,66 @@ COLLAPSES = {
 """Arms of the long runs."""
 
 
-def setting_of(row: Row) -> str:
+def setting_of(row: runs.Row) -> str:
     """Arm and coefficient."""
     return f"{row['arm']} {row['kl_coef']}"
 
 
 def run(settings: Settings) -> Numbers:
     """The settings at the last update and over updates, and the curve of right answers over the KL."""
-    rows = rows_of(EXPERIMENT, settings)
-    last = at_update(rows, LAST)
-    std, long = (rows_of(other, settings) for other in EXPERIMENT.also)
-    others = [at_update(each, LAST) for each in (std, long)]
+    rows = runs.rows_of(EXPERIMENT, settings)
+    last = runs.at_update(rows, LAST)
+    std, long = (runs.rows_of(other, settings) for other in EXPERIMENT.also)
+    others = [runs.at_update(each, LAST) for each in (std, long)]
     pairs = {coef: [pair for each in (last, *others) for pair in _pairs(each, coef)] for coef in ("0.03", "0.1")}
     return {
-        "made": provenance([*rows, *(row for each in others for row in each)]),
-        "start": {column: at_start(rows, column) for column in COLUMNS},
-        "end": summaries(last, COLUMNS, setting_of),
+        "made": runs.provenance([*rows, *(row for each in others for row in each)]),
+        "start": {column: runs.at_start(rows, column) for column in COLUMNS},
+        "end": runs.summaries(last, COLUMNS, setting_of),
         "differences": _differences(rows),
         "fallen": {arm: _fallen(long, arm) for arm in COLLAPSES.values()},
-        "paths": paths(rows, "correct_in", setting_of),
-        "runs": runs_of(last, arm_of),
-        "curve": curve_of([row for row in last if row["arm"] not in NOT_A_KL], arm_of),
+        "paths": runs.paths(rows, "correct_in", setting_of),
+        "runs": runs.runs_of(last, runs.arm_of),
+        "curve": runs.curve_of([row for row in last if row["arm"] not in NOT_A_KL], runs.arm_of),
         "pooled": {
-            coef: {"pairs": len(found), **{column: paired_difference(found, column) for column in PLACES}}
+            coef: {"pairs": len(found), **{column: runs.paired_difference(found, column) for column in PLACES}}
             for coef, found in pairs.items()
         },
     }
 
 
-def _differences(rows: list[Row]) -> dict[str, Found | None]:
+def _differences(rows: list[runs.Row]) -> dict[str, runs.Found | None]:
     """What is higher less what is lower, seed by seed; a start is that of the runs that are compared with it."""
-    ends, starts = (by_setting(at_update(rows, update), setting_of) for update in (LAST, 0))
-    return differences(HIGHER | OUR_HIGHER, ends, starts)
+    ends, starts = (runs.by_setting(runs.at_update(rows, update), setting_of) for update in (LAST, 0))
+    return runs.differences(HIGHER | OUR_HIGHER, ends, starts)
 
 
-def _fallen(long: list[Row], arm: str) -> Found | None:
+def _fallen(long: list[runs.Row], arm: str) -> runs.Found | None:
     """Right answers before training less those after the last update of the long runs of an arm, seed by seed."""
     own = [row for row in long if row["arm"] == arm]
-    return paired_if_run(at_update(own, 0), at_update(own, LONG), "correct_in")
+    return runs.paired_if_run(runs.at_update(own, 0), runs.at_update(own, LONG), "correct_in")
 
 
-def _pairs(last: list[Row], coef: str) -> list[tuple[Row, Row]]:
+def _pairs(last: list[runs.Row], coef: str) -> list[tuple[runs.Row, runs.Row]]:
     """The runs of `POOLED` with one seed in one experiment, at a coefficient; advantages are not divided."""
     rows = [row for row in last if row["kl_coef"] == coef and row.get("division") != "divided"]
-    by_arm = grouped(rows, arm_of)
-    return pairs_by_seed(*(by_arm.get(arm, []) for arm in POOLED))
+    by_arm = runs.grouped(rows, runs.arm_of)
+    return runs.pairs_by_seed(*(by_arm.get(arm, []) for arm in POOLED))
 
 
 def check(numbers: Numbers) -> list[Check]:
     """The paper's sentences, each by a difference at the last update, and ours."""
     found, differences = [*_pooled(numbers["pooled"])], numbers["differences"]
-    found += [exceeds_if_run(claim, numbers["fallen"][arm]) for claim, arm in COLLAPSES.items()]
+    found += [runs.exceeds_if_run(claim, numbers["fallen"][arm]) for claim, arm in COLLAPSES.items()]
     for claim, (_, high, _) in HIGHER.items():
         gap = differences[claim]
-        found.append(collapse_if_run(claim, gap, HORIZON) if high == "start" else exceeds_if_run(claim, gap))
-    return [*found, *ours(*(exceeds_if_run(claim, differences[claim]) for claim in OUR_HIGHER))]
+        found.append(runs.collapse_if_run(claim, gap, HORIZON) if high == "start" else runs.exceeds_if_run(claim, gap))
+    return [*found, *ours(*(runs.exceeds_if_run(claim, differences[claim]) for claim in OUR_HIGHER))]
 
 
 def _pooled(numbers: Numbers) -> Iterator[Check]:
     for coef, found in numbers.items():
         for column, place in PLACES.items():
             claim = f"{place}k1 in the reward answers more right than k3 as loss at β = {coef}, over all experiments"
-            judged = exceeds_over_seeds(claim, found[column])
+            judged = runs.exceeds_over_seeds(claim, found[column])
             yield replace(judged, measured=f"{judged.measured}, {found['pairs']} pairs of runs")
