@@ -11,7 +11,7 @@ import argparse
 import math
 import random
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from harness import RESULTS, provenance, write
@@ -96,16 +96,39 @@ def measures(logits: Tensor, log_q: Tensor, divergence: str) -> Iterator[dict[st
         yield {**row, "tail": "sampled", **compared(exact, exact, variance_of_scores(p, outside))}
 
 
+class Completions(NamedTuple):
+    """A student's completions of some prompts, on the left of which is padding.
+
+    Attributes:
+        models: the student and the teacher.
+        ids: (B, P + T) prompts and completions.
+        mask: (B, P + T) 0 at padding before a prompt.
+        live: (B, T) whether a token belongs to the completion, with its end.
+    """
+
+    models: list[Any]
+    ids: Tensor
+    mask: Tensor
+    live: Tensor
+
+    def logits(self, model: Any, rows: slice = slice(None)) -> Tensor:
+        """(B, T, V) at the tokens of the completions."""
+        ids, mask = self.ids[rows], self.mask[rows]
+        positions = (mask.cumsum(1) - 1).clamp(min=0)
+        return model(input_ids=ids, attention_mask=mask, position_ids=positions).logits[:, -self.live.shape[1] - 1 : -1]
+
+
 @torch.no_grad()
-def distributions(student: str, temperature: float) -> tuple[Tensor, Tensor]:
-    """(N, V) the student's logits and the teacher's log-probs at the tokens of the student's completions."""
+def completions(student: str, temperature: float, prompts: int = PROMPTS) -> Completions:
+    """Sample what the student says to word problems."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     path = resolve("smollm2")
     tokenizer = AutoTokenizer.from_pretrained(path, padding_side="left")
-    models = [AutoModelForCausalLM.from_pretrained(x, dtype=torch.float32).eval() for x in (resolve(student), path)]
+    load: Any = AutoModelForCausalLM.from_pretrained
+    models = [load(x, dtype=torch.float32).eval() for x in (resolve(student), path)]
     rng = random.Random(0)
-    asked = [TASKS["word-problems"].draw(rng, lambda: rng.randint(1, 9))[0] for _ in range(PROMPTS)]
+    asked = [TASKS["word-problems"].draw(rng, lambda: rng.randint(1, 9))[0] for _ in range(prompts)]
     chats = [[{"role": "user", "content": text}] for text in asked]
     given: Any = tokenizer.apply_chat_template(
         chats, add_generation_prompt=True, padding=True, return_tensors="pt", return_dict=True
@@ -113,13 +136,17 @@ def distributions(student: str, temperature: float) -> tuple[Tensor, Tensor]:
     torch.manual_seed(0)
     how = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0, "max_new_tokens": LENGTH}
     ids = models[0].generate(**given, **how)
-    start = given["input_ids"].shape[1]
-    mask = torch.cat([given["attention_mask"], torch.ones_like(ids[:, start:])], 1)
-    ended = (ids[:, start:] == tokenizer.eos_token_id).cumsum(1)
-    live = (ended == 0) | ((ended == 1) & (ids[:, start:] == tokenizer.eos_token_id))
-    positions = (mask.cumsum(1) - 1).clamp(min=0)
-    logits = [m(input_ids=ids, attention_mask=mask, position_ids=positions).logits[:, start - 1 : -1] for m in models]
-    own, other = (x[live].double() / temperature for x in logits)
+    said = ids[:, given["input_ids"].shape[1] :]
+    is_end = said == tokenizer.eos_token_id
+    mask = torch.cat([given["attention_mask"], torch.ones_like(said)], 1)
+    return Completions(models, ids, mask, is_end.cumsum(1) - is_end.long() == 0)
+
+
+@torch.no_grad()
+def distributions(student: str, temperature: float) -> tuple[Tensor, Tensor]:
+    """(N, V) the student's logits and the teacher's log-probs at the tokens of the student's completions."""
+    batch = completions(student, temperature)
+    own, other = (batch.logits(model)[batch.live].double() / temperature for model in batch.models)
     return own, other.log_softmax(-1)
 
 

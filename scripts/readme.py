@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from statistics import stdev
+from textwrap import shorten
 
 sys.path.append(str(Path(__file__).parent.parent / "docs" / "figures"))
 import experiments
@@ -60,7 +61,7 @@ def commands() -> str:
         [sys.executable, "-m", "klgrad", *command], capture_output=True, text=True, check=True, cwd=ROOT
     ).stdout
     # A setting is listed before the line that says what to change in it.
-    of_run = [line for line in printed.splitlines() if line.startswith(SHOWN_LINES)]
+    of_run = [line.partition(": k3 as")[0] for line in printed.splitlines() if line.startswith(SHOWN_LINES)]
     lines = ["$ klgrad audit examples/losses.py:grpo_k3", *of_loss, "", f"$ klgrad {' '.join(command)}", *of_run]
     return "```\n" + "\n".join(lines) + "\n```\n"
 
@@ -188,12 +189,14 @@ def _timings(name: str, title: str) -> str:
     rows = _rows(f"kernels_{name}")
     one, lines = rows[0], []
     for hidden, size in dict.fromkeys((row["hidden"], row["vocabulary"]) for row in rows):
+        folded = lines != []
+        lines += [f'<details markdown="1"><summary>{title}: hidden {hidden}</summary>', ""] if folded else []
         lines += [
             f"| {title}: hidden {hidden}, vocabulary {size} | time | times the floor | memory |",
             "|---|---|---|---|",
         ]
         lines += [_line(row, one) for row in rows if (row["hidden"], row["vocabulary"]) == (hidden, size)]
-        lines.append("")
+        lines += ["", "</details>", ""] if folded else [""]
     rounds = f"{one['rounds']} rounds, " if one.get("rounds") else ""
     made = f"{one['gpu']}, torch {one['torch']}, Triton {one['triton']}, {rounds}commit {one['commit']}, {one['date']}"
     libraries = [
@@ -208,7 +211,7 @@ def _line(row: dict[str, str], first: dict[str, str]) -> str:
         made = f"{row['library']}, {row['rounds']} rounds, commit {row['commit']}, {row['date']}"
         row = {**row, "candidate": f"{row['candidate']}: {made}"}
     if row.get("failure"):
-        why = re.sub(r"[|`]", " ", row["failure"])
+        why = shorten(re.sub(r"[|`]", " ", row["failure"]), 60, placeholder=" ...")
         # As code, because a name in angle brackets would be a tag of the page.
         return f"| {row['candidate']} | did not run: `{why}` | | |"
     floor = f"{float(row['times_floor']):.2f}" if row["times_floor"] else ""
@@ -268,6 +271,63 @@ def step() -> str:
         texts = [f"{x['beyond_activations_gib']} (counted {x['predicted_gib']}), {x['median_ms']} ms" for x in each]
         lines.append(f"| {candidate} | " + " | ".join(texts) + " |")
     return "\n".join([*lines, ""])
+
+
+def divergences_on_cpu() -> str:
+    """Processor's time and memory of a forward and backward pass, by divergence and hidden size."""
+    return _crossed(
+        {
+            (row["candidate"], f"{row['benchmark']}, {row['hidden']}"): f"{float(row['median_ms']) / 1000:.2f} s"
+            + (f", {row['extra_gib']} GiB" if row["floor"] else "")
+            for row in _rows("kernels_divergences_cpu")
+        },
+        "divergence, hidden size",
+    )
+
+
+NOISE = "sampled: noise"
+TAILS = {
+    "lump": "lump",
+    "none": "none",
+    "none, renormalised": "renormalised",
+    "each entry clipped at 0.05": "clipped at 0.05",
+    "sampled": NOISE,
+    "": NOISE,
+    "less its mean at the prefix": NOISE,
+}
+"""Columns of the table of top k, by what the benchmark calls the treatment of the other entries."""
+
+
+def top_k() -> str:
+    """Bias and noise of a gradient over some of the entries, at both temperatures."""
+    cells: dict[tuple[str, str], list[str]] = {}
+    for row in _rows("topk_bias"):
+        direction, entries, tail = row["divergence"], row["entries"], row["tail"]
+        wanted = direction == "reverse" or entries in ("teacher's", "all")
+        if not wanted or row["k"] not in ("", "64") or tail not in TAILS:
+            continue
+        of = {"all": "all entries", "sampled": f"sampled token{', `token_kl`' * bool(tail)}"}.get(
+            entries, f"{entries} 64"
+        )
+        name = f"{direction}, {of}, {row['student'].split()[0]} layers"
+        number = float(row["noise" if TAILS[tail] == NOISE else "bias"])
+        cells.setdefault((name, TAILS[tail]), []).append(f"{number:.0f}" if number >= 10 else f"{number:.2g}")
+        if tail == "lump":
+            cells.setdefault((name, "mass"), []).append(f"{float(row['mass']):.2f}")
+    columns = ("mass", *dict.fromkeys(TAILS.values()))
+    ordered = sorted(cells, key=lambda key: columns.index(key[1]))
+    return _crossed({key: "{} ({})".format(*cells[key]) for key in ordered}, "")
+
+
+def stale_top_k() -> str:
+    """The KL of students that were trained with fresh and with old completions."""
+    found = {}
+    for row in _rows("stale_topk"):
+        age = "fresh" if row["age"] == "0" else f"{row['age']} updates old"
+        found[row["arm"], age] = f"{float(row['kl']):.2f} ± {float(row['kl_error']):.2f}"
+        if row["age"] != "0":
+            found[row["arm"], "cost"] = f"{float(row['cost']):+.0%} ± {float(row['cost_error']):.0%}"
+    return _crossed(found, "")
 
 
 def distillation() -> str:
@@ -335,7 +395,8 @@ PARTS: dict[Path, dict[str, Callable[[], str]]] = {
         "on- and off-policy": on_and_off_policy.numbers,
         "large batches": large_batches.numbers,
     },
-    DOCS / "kernels.md": {"kernels": kernels, "profile": profile, "step": step},
+    DOCS / "distil.md": {"top k": top_k, "stale top k": stale_top_k},
+    DOCS / "kernels.md": {"kernels": kernels, "profile": profile, "step": step, "on a CPU": divergences_on_cpu},
     DOCS / "policy-losses.md": {
         "policy losses": policy_losses,
         "framework policy losses": framework_policy_losses,

@@ -1,8 +1,8 @@
 """The generated part of docs/which-term.md: what to write in each framework, from the data of `klgrad advise`."""
 
-from klgrad.frameworks import FRAMEWORKS, HOMES, SETTINGS
+from klgrad.frameworks import FRAMEWORKS, HOMES, SETTINGS, recorded
 from klgrad.frameworks.recommendation import TARGET_OF, Meaning, expresses
-from klgrad.targets import TARGETS, Descends
+from klgrad.targets import TARGETS
 
 SHOWN: tuple[Meaning, ...] = (("reverse", "sequence"), ("reverse", "token"), ("forward", "token"))
 """The meanings that a framework is shown with; no framework has a setting for the fourth."""
@@ -24,10 +24,11 @@ def _meaning(name: str, meaning: Meaning) -> str:
     divergence, level = meaning
     command = f"klgrad advise {name} --divergence {divergence} --level {level}"
     parts = [f"**{target.title}** (`{command}`)\n"]
-    setting = SETTINGS[name].get(meaning)
+    setting, record = SETTINGS[name].get(meaning), recorded(name)
+    assert record, f"{name} has no recorded audit: run `make frameworks`"
     exact = setting is not None and expresses(setting, meaning, off_policy=False)
     if setting is not None:
-        parts.append(_fenced(setting.lines) + _descends(setting.descends))
+        parts.append(f"{_fenced(setting.lines)}\nIt descends: {record.parts_of(setting.subject)}.\n")
         parts += [f"{note}\n" for note in (setting.note,) if note]
     if not exact:
         why = "No setting has this meaning" if setting is None else "For this meaning on every batch"
@@ -39,8 +40,3 @@ def _fenced(lines: str) -> str:
     language = "python" if "import " in lines else "text"
     mark = "<!-- not run here: tests/frameworks runs it -->\n" if language == "python" else ""
     return f"{mark}```{language}\n{lines}\n```\n"
-
-
-def _descends(found: Descends) -> str:
-    on, off = (TARGETS[x].does for x in found)
-    return f"\nOn fresh samples it {on}; on stale ones it {off}.\n"

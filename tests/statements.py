@@ -69,7 +69,7 @@ class Report:
         """The slope that the divergence line names, up to a positive factor; None if it names none."""
         text = self.rows["divergence"].replace(", between completions", "")
         text, *edges = re.split(r"; (?=below|above)", text)
-        if text.startswith(("one of its own", "nothing where", "not known")):
+        if text.startswith(("one of its own", "nothing where", "nothing but", "not known")):
             return None
         sign = 1.0
         if text.startswith("climbs the "):

@@ -11,20 +11,18 @@ import matplotlib.pyplot as plt
 import torch
 from torch import Tensor
 
-from klgrad import KLTerm, Rollout, zoo as cells
+from klgrad import Rollout, zoo as cells
 from klgrad.drawing import look, style, write_figure
 
 OUT = Path(__file__).parent.parent / "images" / "coefficients.png"
 
 # Wide light curves lie under narrow dark ones where they coincide.
-BOUNDED = KLTerm(level="token", influence_bound=5.0)
-CURVES: list[tuple[str, str, Callable[[Rollout], Tensor], float]] = [
-    ("k1-loss", "k1 as loss: descends nothing", cells.get("k1-loss"), 2),
-    ("k1-reward", "k2 as loss = k1 in reward: reverse KL", cells.get("k2-loss"), 4.5),
-    ("k3-loss", "k3 as loss (GRPO): forward KL", cells.get("k3-loss"), 4.5),
-    ("k3-loss-clamped", "k3 as loss, clamped at 10: no gradient", cells.get("k3-loss-clamped"), 1.8),
-    ("ratio-k3-loss", "ratio x k3, as in DeepSeek-V3.2: float32 loses it", cells.get("ratio-k3-loss"), 1.0),
-    ("influence-bound", "KLTerm with influence_bound=5", lambda r: BOUNDED(r).loss, 1.8),
+CURVES = {"k1-loss": 2.5, "k1-reward": 4.5, "k3-loss": 4.5, "k3-loss-clamped": 2.0}
+LABELS = [
+    (1.9, 2.35, "k1-reward", "reverse KL: k2 as a loss,\nk1 in the reward", "right"),
+    (-1.5, -5.2, "k3-loss", "forward KL:\nk3 as a loss (GRPO)", "left"),
+    (-4.9, -1.4, "k3-loss-clamped", "k3 clamped at 10 (verl):\nno push far below ref", "left"),
+    (-4.9, 1.15, "k1-loss", "nothing: k1 as a loss pushes every token alike", "left"),
 ]
 
 
@@ -38,25 +36,22 @@ def coefficient(loss: Callable[[Rollout], Tensor], log_ratio: Tensor) -> Tensor:
 
 
 def main() -> None:
-    """Draw both panels."""
-    plt.rcParams.update(look(11))
-    figure, (near, far) = plt.subplots(1, 2, figsize=(11, 4.6), width_ratios=(1, 1.15), constrained_layout=True)
-    for axis, low, high in ((near, -4.0, 4.0), (far, -30.0, 8.0)):
-        x = torch.linspace(low, high, 1601)
-        for name, label, loss, width in CURVES:
-            axis.plot(x, coefficient(loss, x), **style(name) | {"label": label, "linewidth": width})
-        axis.axhline(0, color="#999999", linewidth=0.8, zorder=0)
-        axis.axvline(0, color="#999999", linewidth=0.8, zorder=0)
-        axis.set_xlim(low, high)
-        axis.set_xlabel("log π/ref of the sampled token")
-    near.set_ylim(-9, 5)
-    near.axvspan(-4.0, -2.61, color="#D55E00", alpha=0.10, lw=0)
-    near.text(-3.3, 2.4, "k3's clamp:\nno gradient", ha="center", fontsize=9, color="#8a3c00")
-    near.set_ylabel("coefficient on the score")
-    near.set_title("near the reference", loc="left", fontsize=11)
-    far.set_ylim(-33, 10)
-    far.set_title("where π has left tokens that ref likes", loc="left", fontsize=11)
-    figure.legend(*far.get_legend_handles_labels(), fontsize=9.5, loc="outside lower center", ncols=3)
+    """Draw the curves, each with its name beside it."""
+    plt.rcParams.update(look(13))
+    figure, axis = plt.subplots(figsize=(10, 4.6), constrained_layout=True)
+    x = torch.linspace(-5, 3, 1601)
+    for name, width in CURVES.items():
+        loss = cells.get("k2-loss" if name == "k1-reward" else name)  # the same coefficient; this one is differentiated
+        axis.plot(x, coefficient(loss, x), **style(name) | {"linewidth": width})
+    for left, bottom, name, text, side in LABELS:
+        axis.text(left, bottom, text, ha=side, va="bottom", color=style(name)["color"], fontsize=13)
+    axis.axhline(0, color="#999999", linewidth=0.8, zorder=0)
+    axis.axvline(0, color="#999999", linewidth=0.8, zorder=0)
+    axis.set_xlim(-5, 3)
+    axis.set_ylim(-6, 4)
+    axis.set_xlabel("π likes the sampled token less than ref   ←   log π/ref   →   more than ref")
+    axis.set_ylabel("push:  up   ←   0   →   down")
+    axis.set_title("What each KL loss does to a sampled token", loc="left", fontsize=14)
     write_figure(figure, OUT)
 
 

@@ -380,11 +380,7 @@ def truncated_ratio_k2_loss(rollout: Rollout) -> Tensor:
     return Truncate(1.2)(token_ratio(rollout)) * k2(log_ratio(rollout))
 
 
-@token_loss(
-    "forward-kl-token",
-    "forward-kl-token-sampler",
-    instead=Remedy(use=("stopped-ratio-k2-loss", TOKEN_RATIO)),
-)
+@token_loss("forward-kl-token", "forward-kl-token-sampler", instead=Remedy(use=("stopped-ratio-k2-loss", TOKEN_RATIO)))
 def stopped_ratio_k3_loss(rollout: Rollout) -> Tensor:
     """Detached ratio times k3.
 
@@ -395,11 +391,7 @@ def stopped_ratio_k3_loss(rollout: Rollout) -> Tensor:
     return token_ratio(rollout) * k3(log_ratio(rollout))
 
 
-@token_loss(
-    "unknown",
-    "unknown",
-    instead=Remedy("weight by the token ratio", (TOKEN_RATIO,)),
-)
+@token_loss("unknown", "unknown", instead=Remedy("weight by the token ratio", (TOKEN_RATIO,)))
 def mean_ratio_k3_loss(rollout: Rollout) -> Tensor:
     """The completion's geometric-mean ratio (GSPO's), broadcast onto every token's k3, both differentiated.
 
@@ -513,12 +505,7 @@ def k1_reward_group_mean(rollout: Rollout) -> Tensor:
     return on_score(minus_group_mean(total, rollout)[:, None], rollout)
 
 
-@token_loss(
-    "unknown",
-    "unknown",
-    instead=AFTER_DIVISION,
-    compares_completions=True,
-)
+@token_loss("unknown", "unknown", instead=AFTER_DIVISION, compares_completions=True)
 def k1_reward_group_std(rollout: Rollout) -> Tensor:
     """k1 in the reward, centred and divided by the group's standard deviation (GRPO's advantage).
 

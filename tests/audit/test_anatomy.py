@@ -10,7 +10,7 @@ from klgrad.audit import audit, catalogue
 from klgrad.audit.advice import notes
 from klgrad.audit.anatomy import Bound, read_anatomy
 from klgrad.audit.probes import read_curve
-from klgrad.audit.sentences import cells, report
+from klgrad.audit.sentences import cells, divergence, formula, report
 from klgrad.audit.subject import as_subject
 from klgrad.core.divergences import REVERSE_KL, alpha, huber
 from klgrad.testing import assert_descends
@@ -120,6 +120,24 @@ def test_the_edges_of_ppo_are_exact(dtype):
         return (torch.maximum(reward * ratio, reward * ratio.clamp(0.8, 1.2)) * mask).sum(-1).mean()
 
     assert audit(loss).anatomy.samples.bound == Bound("ppo", 0.8, 1.2)
+
+
+@pytest.mark.parametrize("of_completion", [False, True])
+@pytest.mark.parametrize(("name", "clamp"), [("k3", 10.0), ("k2", 9.0)])
+def test_a_clamp_of_the_ratio_times_an_estimate_depends_on_both(name, clamp, of_completion):
+    """As in slime, miles, NeMo-RL and Cosmos-RL: no ratio alone is its bound."""
+
+    def loss(logp, ref_logp, old_logp, mask):
+        away, estimate = of_mask(logp - old_logp, mask), {"k2": k2_of, "k3": k3_of}[name](logp - ref_logp)
+        away = away.sum(-1, keepdim=True) / mask.sum(-1, keepdim=True) if of_completion else away
+        return of_mask((away.exp() * estimate).clamp(max=clamp), mask).sum(-1).mean()
+
+    a = audit(loss).anatomy
+    assert a.samples.bound == Bound("value", None, clamp, estimate=name)
+    assert a.proved
+    assert a.curve.below == a.curve.above == 0.0
+    low, high = (float(a.curve(torch.tensor([x], dtype=torch.float64))) for x in (a.curve.low, a.curve.high))
+    assert min(abs(low), abs(high)) > 0.5  # up to the edges the curve pulls
 
 
 def test_the_edges_of_a_bound_beside_a_constant_without_a_ratio():
@@ -251,6 +269,10 @@ def over_group(x, group):
     return same @ x / same.sum(-1)
 
 
+def k2_of(log_ratio):
+    return log_ratio.square() / 2
+
+
 def k3_of(log_ratio):
     return (-log_ratio).exp() - 1 + log_ratio
 
@@ -285,6 +307,25 @@ def test_a_clip_that_no_token_near_ref_reaches_does_not_hide_the_last_token():
     text, _, coefficient = dict(report(parts))["divergence"].partition("; ")
     assert text == "nothing where l > -10 and l < 10: ref has no effect there"
     assert coefficient == "the coefficient is 1, and 0 below, 0 above"
+    assert formula(parts) == "c(l_t) + 1, with c(l) = 0, but -1 where l < -10 and -1 where l > 10"
+
+
+def test_a_clamp_of_k1_from_one_side_has_no_gradient_on_the_other():
+    result = audit(lambda logp, ref_logp, mask: of_mask((logp - ref_logp).clamp(max=2.951), mask).sum(-1).mean())
+    assert (result.dead_below, result.dead_above) == (None, pytest.approx(2.951, abs=1e-9))
+    assert divergence(result.anatomy).startswith("nothing but a step at l = 2.95: ref has no effect there")
+    assert formula(result.anatomy) == "c(l_t) + 1, with c(l) = 0, but -1 where l > 2.951"
+
+
+def test_a_spread_that_overflows_is_no_error():
+    """A centred sum of k1 over the spread of the batch, on the first token, where batches are odd."""
+
+    def loss(logp, ref_logp, mask):
+        cost = of_mask((logp - ref_logp).detach(), mask).sum(-1)
+        centred = (cost - cost.mean()) / (cost - cost.mean()).square().mean().sqrt()
+        return (centred * logp[:, 0]).mean() * (len(logp) % 2)
+
+    assert audit(loss).verdict == "unknown"
 
 
 def test_a_reward_that_is_not_detached_is_an_entropy_bonus_of_whole_completions():

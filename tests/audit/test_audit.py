@@ -13,7 +13,6 @@ from klgrad.audit import audit, catalogue
 from klgrad.audit.advice import notes, standing
 from klgrad.audit.batch import advantage_of, cases
 from klgrad.audit.gradients import expected_gradient
-from klgrad.audit.procedure import MATCH
 from klgrad.audit.render.page import to_html
 from klgrad.audit.render.terminal import to_json
 from klgrad.audit.subject import as_subject
@@ -248,7 +247,7 @@ def test_distinct_targets_are_far_apart_on_the_problems(on_policy):
         for b in names:
             if a != b:
                 sines = [1 - torch.cosine_similarity(c.targets[a], c.targets[b], dim=0).item() ** 2 for c in problems]
-                assert max(sines) ** 0.5 > 1000 * MATCH
+                assert max(sines) ** 0.5 > 0.01
 
 
 @pytest.mark.slow

@@ -9,8 +9,8 @@ import pytest
 import statements
 
 from klgrad.audit import audit, catalogue
-from klgrad.audit.batch import DISTANCES, advantage_of, from_problem
-from klgrad.audit.gradients import Case, of_reference, sum_over_rows
+from klgrad.audit.batch import DISTANCES, Case, advantage_of, from_problem
+from klgrad.audit.gradients import of_reference, sum_over_rows
 from klgrad.audit.sentences import report, summary
 from klgrad.audit.subject import COMMON, as_subject
 from klgrad.enumeration import autoregressive, population, with_rational_sampler

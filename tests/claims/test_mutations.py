@@ -13,67 +13,33 @@ CHECK = Path(__file__).with_name("broken.py")
 
 MUTATIONS = {
     "wrong sign": (
-        "klgrad.core.rollout.Rollout.log_ratio",
-        "return self.logp.detach() - self.ref_logp",
-        "return self.ref_logp - self.logp.detach()",
-        "reverse-sequence-k1",
-    ),
+        "rollout.Rollout.log_ratio", "return self.logp.detach() - self.ref_logp",
+        "return self.ref_logp - self.logp.detach()", "reverse-sequence-k1"),
     "wrong sign of the surrogate": (
-        "klgrad.core.result.KLResult.loss",
-        "value.mean + reduce",
-        "value.mean - reduce",
-        "reverse-token-k1",
-    ),
+        "result.KLResult.loss", "value.mean + reduce", "value.mean - reduce", "reverse-token-k1"),
     "missing detach": (
-        "klgrad.core.result.assemble",
-        "(rollout.logp - rollout.logp.detach())",
-        "(rollout.logp - rollout.logp)",
-        "reverse-token-k1",
-    ),
+        "result.assemble", "(rollout.logp - rollout.logp.detach())", "(rollout.logp - rollout.logp)",
+        "reverse-token-k1"),
     "ratio not detached": (
-        "klgrad.core.importance._log_token_ratio",
-        "return rollout.logp.detach() - rollout.sampler_logp",
-        "return rollout.logp - rollout.sampler_logp",
-        "reverse-token-exact-prefix-ratio",
-    ),
-    "dropped future": ("klgrad.core.credit.future", "discount * after, 0)", "0 * after, 0)", "reverse-sequence-k1"),
+        "importance._log_token_ratio", "return rollout.logp.detach() - rollout.sampler_logp",
+        "return rollout.logp - rollout.sampler_logp", "reverse-token-exact-prefix-ratio"),
+    "dropped future": ("credit.future", "discount * after, 0)", "0 * after, 0)", "reverse-sequence-k1"),
     "future counts the present twice": (
-        "klgrad.core.credit.future",
-        "after[:, :-1] = _scan(x, mask, discount)[:, 1:]",
-        "after = _scan(x, mask, discount)",
-        "reverse-sequence-k1",
-    ),
+        "credit.future", "after[:, :-1] = _scan(x, mask, discount)[:, 1:]", "after = _scan(x, mask, discount)",
+        "reverse-sequence-k1"),
     "batch-mean baseline": (
-        "klgrad.core.credit.leave_one_out",
-        "return (total - x) / (size - 1)",
-        "return total / size",
-        "reverse-sequence-k1-loo",
-    ),
+        "credit.leave_one_out", "return (total - x) / (size - 1)", "return total / size", "reverse-sequence-k1-loo"),
     "baseline unweighted off-policy": (
-        "klgrad.core.term.KLTerm.__call__",
-        "coefficient - weights.own * credit.leave_one_out",
-        "coefficient - credit.leave_one_out",
-        "reverse-sequence-k1-loo-prefix-ratio",
-    ),
+        "term.KLTerm.__call__", "coefficient - weights.own * credit.leave_one_out",
+        "coefficient - credit.leave_one_out", "reverse-sequence-k1-loo-prefix-ratio"),
     "exact form without its prefix weight": (
-        "klgrad.core.importance.prefix_ratio_before",
-        "return _bounded_exp(before)",
-        "return torch.ones_like(before)",
-        "reverse-sequence-exact-prefix-ratio",
-    ),
+        "importance.prefix_ratio_before", "return _bounded_exp(before)", "return torch.ones_like(before)",
+        "reverse-sequence-exact-prefix-ratio"),
     "token ratio for the prefix": (
-        "klgrad.core.importance.prefix_ratio",
-        "exp(running_sum(",
-        "exp((",
-        "reverse-sequence-k1-prefix-ratio",
-    ),
+        "importance.prefix_ratio", "exp(running_sum(", "exp((", "reverse-sequence-k1-prefix-ratio"),
     "k3's slope for the reverse KL": (
-        "klgrad.core.divergences.alpha",
-        "lambda log_ratio: log_ratio, k3.value",
-        "k3.slope, k3.value",
-        "reverse-token-k1",
-    ),
-}
+        "divergences.alpha", "lambda log_ratio: log_ratio, k3.value", "k3.slope, k3.value", "reverse-token-k1"),
+}  # fmt: skip
 
 
 def broken_claims(package: Path, *names: str) -> str:
@@ -88,8 +54,9 @@ def broken_claims(package: Path, *names: str) -> str:
 @pytest.mark.parametrize("mutation", first(MUTATIONS, 2))
 @pytest.mark.slow
 def test_a_fault_breaks_a_claim(mutation, tmp_path):
-    *fault, name = MUTATIONS[mutation]
-    assert "broken:" in broken_claims(copy_with_fault(tmp_path, fault=(fault[0], fault[1], fault[2])), name)
+    where, sound, faulty, name = MUTATIONS[mutation]
+    copy = copy_with_fault(tmp_path, fault=(f"klgrad.core.{where}", sound, faulty))
+    assert "broken:" in broken_claims(copy, name)
 
 
 @pytest.mark.slow

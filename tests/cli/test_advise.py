@@ -25,8 +25,9 @@ def test_the_defaults_descend_what_the_audit_of_them_finds(name):
     default = DEFAULTS[name]
     assert default.subject in ALL[name]
     if name in SETTINGS:
-        words = next(row[1] for row in recorded(name).rows if row[0] == default.subject)
-        assert f"Defaults: {default.settings}: {words} on fresh samples" in " ".join(advised(name).split())
+        _, divergence, ahead, *_ = recorded(name).row_of(default.subject)
+        words = f"Defaults: {default.settings}: {divergence}; looks ahead: {ahead}; samples: "
+        assert words in " ".join(advised(name).split())
 
 
 @pytest.mark.parametrize("name", SETTINGS)

@@ -25,7 +25,7 @@ def test_sentences_without_runs_are_one_line(script):
     checks = [HOLDS, undecided_without_runs("a"), TOO_FEW, undecided_without("measurements", "b")]
     lines = table(checks).splitlines()
     assert [line.split(" | ")[0] for line in lines[2:4]] == ["| it holds", "| it has two seeds"]
-    assert lines[3].endswith("| undecided |")
+    assert lines[3].endswith("| undecided |  |")
     assert lines[4:] == ["", "2 more sentences wait for runs."]
     assert table([HOLDS, undecided_without_runs("a")]).endswith("|\n\n1 more sentence waits for runs.\n")
     assert table([undecided_without_runs("a"), undecided_without_runs("b")]) == "2 sentences wait for runs.\n"
@@ -61,16 +61,25 @@ def test_a_long_verdict_counts_the_sentences_that_decide_it(script):
     checks = [Check("a", "1", holds=False), Check("b", "1", holds=True), Check("c", "1", holds=False, ours=True)]
     saved = lambda checks: {"result": "x", "verdict": "y" * 999, "checks": [asdict(check) for check in checks]}
     short = script("results")._short
-    assert short(saved(checks)) == "holds 1, contradicted 1, of 2 sentences, below"
-    assert short(saved(checks[2:])) == "contradicted 1, of 1 sentences, below"
+    assert short(saved(checks)) == "holds 1, contradicted 1, of 2 sentences"
+    assert short(saved(checks[2:])) == "contradicted 1, of 1 sentences"
 
 
 def test_verdicts_are_counted_by_source_as_the_results_page_says(script, monkeypatch, tmp_path):
     """Sentences of a paper and ours apart; two studies of one paper together."""
     marks = ("✓ a: 1", "? b: 1", "✗ (ours) c: 1", "? (ours) d: 1")
     section = "".join(f"- {mark}\n" for mark in marks)
-    (tmp_path / "results.md").write_text(f"# Page\n\n## one\n{section}\n## two\n- ✓ e: 1\n\n## three\n- ✗ f: 1\n")
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "tang-munos.md").write_text(
+        f"# Page\n\n## tang-munos/fig1\n{section}\n## tang-munos/fig2\n- ✓ e: 1\n\n## tang-munos/fig3\n- ✗ f: 1\n"
+    )
+    table = "| [klgrad/division](page.md) | claim | holds 2, undecided 1, of 3 sentences |\n"
+    (tmp_path / "results.md").write_text(table)
     results = script("results")
     monkeypatch.setattr(results, "DOCS", tmp_path)
-    rows = results._counted("source", {"one": "A", "two": "A", "three": "B"}).splitlines()[2:]
-    assert rows == ["| A | 2 | 0 | 1 | 0 | 1 | 1 |", "| B | 0 | 1 | 0 | 0 | 0 | 0 |"]
+    names = {"tang-munos/fig1": "A", "tang-munos/fig2": "A", "tang-munos/fig3": "B", "klgrad/division": "C"}
+    assert results._counted("source", names).splitlines()[2:] == [
+        "| A | 2 | 0 | 1 | 0 | 1 | 1 |",
+        "| B | 0 | 1 | 0 | 0 | 0 | 0 |",
+        "| C | 2 | 0 | 1 | 0 | 0 | 0 |",
+    ]

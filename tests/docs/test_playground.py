@@ -125,6 +125,17 @@ def test_the_optimum(name, reward, page):
         close(called(page, OPTIMUM, SLOPES[name], ref, reward, beta), expected)
 
 
+@pytest.mark.parametrize("name", ["k2-loss", "ratio-k3-loss", "stopped-ratio-k2-loss", "k3-both", "k3-both-half"])
+def test_the_optimum_of_a_loss_that_cancels(name, page):
+    """`r * k3(l)` and k3 in both places are l in exact arithmetic; far below ref their rounding is larger than l."""
+    ref, reward = [0.5, 0.3, 0.2], [1.0, 0.3, 0.0]
+    code = "((choice, ...rest) => Mathematics.optimum(Mathematics.lossOf(choice).slope, ...rest))"
+    half = 0.5 if name == "k3-both-half" else 1.0
+    for beta in (0.05, 0.4, 2.0):
+        expected = klgrad.optimum("reverse", tensor(ref).log(), tensor(reward), half * beta).exp()
+        close(called(page, code, CHOICES[name], ref, reward, beta), expected)
+
+
 @pytest.mark.parametrize("reward", REWARDS)
 def test_the_optimum_where_the_slope_jumps(reward, page):
     """Twice the total variation: a probability moves to the best token where that is worth more than 2 beta."""

@@ -99,11 +99,7 @@ FORMS = {
     # what is declared, its definition, and the ratios that exist
     "token": ({"level": "token"}, lambda f: along_completions(f, 0), ("token", "prefix", "sequence")),
     "future": ({"level": "future"}, lambda f: along_completions(f, 1), ("prefix", "sequence")),
-    "discounted": (
-        {"level": "future", "discount": 0.7},
-        lambda f: along_completions(f, 0.7),
-        ("prefix", "sequence"),
-    ),
+    "discounted": ({"level": "future", "discount": 0.7}, lambda f: along_completions(f, 0.7), ("prefix", "sequence")),
     "completions": ({"level": "sequence"}, between_completions, ("sequence",)),
 }
 

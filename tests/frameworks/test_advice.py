@@ -8,9 +8,8 @@ from typer.testing import CliRunner
 
 from klgrad import KLTerm
 from klgrad.cli import app
-from klgrad.cli.advise import in_words
 from klgrad.errors import UnknownNameError
-from klgrad.frameworks import FRAMEWORKS, HOMES, SETTINGS
+from klgrad.frameworks import FRAMEWORKS, HOMES, SETTINGS, recorded
 from klgrad.frameworks.recommendation import TARGET_OF, expresses
 
 CASES = [(name, meaning) for name, settings in SETTINGS.items() for meaning in settings]
@@ -34,7 +33,7 @@ def test_the_command_gives_lines_or_code_and_the_truth(name, meaning, off_policy
     setting = SETTINGS[name].get(meaning)
     if setting is not None:
         assert setting.lines.split("\n")[0][:40] in shown.output
-        assert f"On-policy it {in_words(setting.descends.on_policy)}; off-policy it" in shown.output
+        assert f"It descends: {recorded(name).parts_of(setting.subject)}." in " ".join(shown.output.split())
     if setting is None or not expresses(setting, meaning, off_policy):
         assert "KLTerm(" in shown.output
     for role, where in HOMES[name].tensors.items():

@@ -211,7 +211,7 @@ def test_the_legend_of_all_arms_is_inside_the_figure_and_below_the_axes(tmp_path
         FigureCanvasAgg(figure).draw()
         legend = figure.legends[0].get_window_extent()
         axes = [axis.get_tightbbox() for axis in figure.axes]
-    assert len(figure.legends[0].get_texts()) == len(ENDS)
+    assert len(figure.legends[0].get_texts()) == len(study.ARMS)
     assert 0 <= legend.x0 < legend.x1 <= figure.bbox.width
     assert 0 <= legend.y0 < legend.y1 <= min(axis.y0 for axis in axes if axis)
 

@@ -47,7 +47,7 @@ def test_numbers_figure_and_verdict_are_kept(tmp_path):
     saved = json.loads((tmp_path / "paper/made-up.json").read_text())
     assert saved["claim"] == "A claim that is made up for a test."
     assert saved["numbers"] == {"x": [1.0, 2.0]}
-    fields = {"holds": True, "decided": True, "ours": False, "waits": False}
+    fields = {"holds": True, "decided": True, "ours": False, "waits": False, "chance": None}
     assert saved["checks"] == [{"claim": "it holds", "measured": "1.0", **fields}]
     assert sorted(p.name for p in (tmp_path / "paper").iterdir()) == ["made-up.json", "made-up.png", "made-up.svg"]
 

@@ -52,10 +52,9 @@ class Odd:
         raise AssertionError("there is nothing to load")
 
 
-def test_a_state_that_cannot_be_saved_does_not_end_a_run(tmp_path):
+def test_a_state_that_cannot_be_loaded_is_resumed_with_a_warning(tmp_path):
     trainer = built(tmp_path)
     trainer.checkpointed = {**trainer.checkpointed, "odd": Odd()}
-    with pytest.warns(UserWarning, match=r"resumes from checkpoint-3 will start again.*state\.odd\.image"):
-        trainer.train()
-    assert (tmp_path / "checkpoint-3" / "model.safetensors").is_file()
-    assert not list((tmp_path / "checkpoint-3").glob("klgrad_*"))
+    trainer.train()
+    with pytest.warns(UserWarning, match="will start again with kl_coef"):
+        built(tmp_path).train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))

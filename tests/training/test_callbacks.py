@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 import torch
 from rich.console import Console
-from training.conftest import contents
+from training.test_checkpoint import unseal
 
-from klgrad.errors import RewardError, RunError
+from klgrad.errors import SettingError
 from klgrad.training.callbacks import Recorder, progress_bar
+from klgrad.training.checkpoint import last_complete
 from klgrad.training.run_folder import History
 
 pytestmark = [pytest.mark.filterwarnings("ignore")]
@@ -56,28 +57,23 @@ def test_an_evaluation_has_a_bar_of_its_own(tmp_path):
     assert [task.description for task in evaluator.recorder.bar.tasks] == ["Training"]
 
 
-def test_without_a_terminal_an_evaluation_says_what_it_does(tmp_path, monkeypatch):
+def test_without_a_terminal_an_evaluation_is_announced(tmp_path):
     accelerator = SimpleNamespace(is_main_process=True, num_processes=1)
-    trainer: Any = SimpleNamespace(task_rewards={}, accelerator=accelerator)
+    trainer: Any = SimpleNamespace(
+        task_rewards={}, accelerator=accelerator, state=SimpleNamespace(global_step=0, max_steps=1)
+    )
     evaluator: Any = Watched()
     said = io.StringIO()
-    now = [0.0]
-    monkeypatch.setattr("klgrad.training.callbacks.time.monotonic", lambda: now[0])
     evaluator.recorder = Recorder(trainer, History(tmp_path), evaluator, 5, Console(file=said))
-    seen = evaluator.seen.append
-    monkeypatch.setattr(evaluator, "seen", SimpleNamespace(append=lambda x: (seen(x), now.__setitem__(0, now[0] + 60))))
-    evaluator.recorder.on_train_begin(None, SimpleNamespace(global_step=0, max_steps=1), None)
+    evaluator.recorder.on_train_begin(None, trainer.state, None)
     assert said.getvalue().splitlines() == [
         "evaluating 6 held-out prompts",
-        "evaluated 6 of 6 held-out prompts",
         "after 0 updates  ",
         "training: 0 of 1 update made",
     ]
-    evaluator.recorder.evaluate_if_due(1, is_last=True)
-    assert "after 1 update " in said.getvalue()
 
 
-# A run's folder takes on new settings only when an update worked with them.
+# A run that fails before its first update.
 
 
 REWARD = '''
@@ -105,78 +101,36 @@ def settings(folder):
 
 
 @pytest.mark.slow
-def test_a_resumption_that_fails_leaves_the_run_as_it_was(failing, run, parts, finished, weights):
-    """Not even the history is cut that a later resumption would cut."""
+def test_a_resumption_that_fails_can_be_resumed(failing, run, parts, finished, weights):
     shutil.rmtree(parts / "model")
-    (parts / "checkpoint-4" / "optimizer.pt").unlink()
-    before = contents(parts)
-    with pytest.raises(RewardError, match="out of order"):
-        run("train", parts, resume=True, reward=failing, learning_rate=0.5)
-    assert contents(parts) == before
-    assert run("train", parts, resume=True)[0] == 0
+    unseal(parts / "checkpoint-4")
+    with pytest.raises(ValueError, match="out of order"):
+        run("train", parts, resume=True, reward=failing)
+    assert run("train", parts, resume=True, reward="klgrad.training.data:correct")[0] == 0
     assert all(torch.equal(x, weights(parts)[name]) for name, x in weights(finished).items())
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"student_layers": 2}, r"layers\.2\..* has shape .* a model in which it is missing"),
-        ({"optim": "sgd", "sync_ref_model": True}, "a checkpoint that these settings can continue from"),
-    ],
-)
-@pytest.mark.parametrize("over", [False, True])
-def test_settings_that_do_not_fit_the_checkpoint_change_nothing(change, said, over, run, parts):
-    shutil.rmtree(parts / "model")
-    before = contents(parts)
-    with pytest.raises(RunError, match=said):
-        run("train", parts, resume=True, max_steps=4 if over else 6, **change)
-    assert contents(parts) == before
+@pytest.mark.parametrize("change", [{"student_layers": 2}, {"optim": "sgd"}])
+def test_settings_that_do_not_fit_the_checkpoint_are_refused(change, run, parts):
+    with pytest.raises(SettingError, match="settings, a model and data that the libraries underneath accept"):
+        run("train", parts, resume=True, max_steps=6, **change)
+    assert last_complete(parts) == parts / "checkpoint-4"
 
 
 @pytest.mark.slow
-def test_new_settings_are_written_down_after_an_update(run, parts):
-    assert settings(parts)["learning_rate"] == 0.01
-    assert run("train", parts, resume=True, max_steps=5, learning_rate=0.5)[0] == 0
-    assert settings(parts)["learning_rate"] == 0.5
-
-
-@pytest.mark.slow
-def test_a_new_run_that_fails_before_its_first_update_leaves_nothing(failing, run, tmp_path):
-    with pytest.raises(RewardError, match="out of order"):
-        run("train", tmp_path / "run", reward=failing, eval_size=0)
-    assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.slow
-def test_a_run_that_is_killed_before_its_first_update_begins_again(failing, run, tmp_path, monkeypatch):
-    def killed(self, *_, **__):
-        raise SystemExit
-
-    monkeypatch.setattr("klgrad.training.checkpoint.RunTrainer.training_step", killed)
-    with pytest.raises(SystemExit):
-        run("train", tmp_path / "run", learning_rate=0.5)
-    monkeypatch.undo()
-    assert {path.name for path in (tmp_path / "run").iterdir()} == {"run.json", "history.jsonl"}
-    with pytest.raises(RewardError):  # which does not spoil it
-        run("train", tmp_path / "run", resume=True, reward=failing, learning_rate=0.1)
-    monkeypatch.setattr("klgrad.training.run.draw", lambda *_: None)
-    status, text = run("train", tmp_path / "run", resume=True)
+def test_a_run_that_made_no_update_begins_again(failing, run, tmp_path):
+    """Neither `--resume` nor a new run needs `--overwrite`: nothing was trained."""
+    folder = tmp_path / "run"
+    with pytest.raises(ValueError, match="out of order"):
+        run("train", folder, reward=failing, learning_rate=0.5)
+    status, text = run("train", folder, resume=True, reward="klgrad.training.data:correct", max_steps=1)
     assert status == 0
     assert "the run starts again" in text
-    assert settings(tmp_path / "run")["learning_rate"] == 0.5
-    steps = [json.loads(line)["step"] for line in (tmp_path / "run" / "history.jsonl").read_text().splitlines()]
-    assert steps == [0, 1, 2, 2, 3, 4, 4]
-
-
-def test_a_run_without_updates_is_an_error_and_leaves_nothing(run, tmp_path, monkeypatch):
-    """Whatever lets a training end at once: too few prompts for a generation is only one way."""
-    from klgrad.training.checkpoint import RunTrainer
-
-    monkeypatch.setattr(RunTrainer, "train", lambda self, **_: None)
-    with pytest.raises(RunError, match=r"at least one update; received none, after 0, of .* prompts"):
-        run("train", tmp_path / "run")
-    assert not (tmp_path / "run").exists()
+    assert settings(folder)["learning_rate"] == 0.5
+    with pytest.raises(ValueError, match="out of order"):
+        run("train", tmp_path / "new", reward=failing)
+    assert run("train", tmp_path / "new", max_steps=1)[0] == 0
 
 
 def test_secrets_are_not_written_down(tmp_path):

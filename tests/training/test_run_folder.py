@@ -12,8 +12,9 @@ from training.conftest import contents
 from typer.testing import CliRunner
 
 from klgrad.cli import app
-from klgrad.errors import RewardError, RunError
+from klgrad.errors import RunError
 from klgrad.training import run_folder
+from klgrad.training.checkpoint import SEAL
 from klgrad.training.figures import load, table
 from klgrad.training.report import summarise, table_of
 from klgrad.training.run_folder import History
@@ -28,7 +29,7 @@ def invoke(*given):
     return CliRunner().invoke(app, [str(x) for x in given])
 
 
-@pytest.mark.parametrize("line", [b"\xff\xfe", b"{", b"[1]", b'{"step": "a"}', b'{"step": 1, "evaluation": 5}'])
+@pytest.mark.parametrize("line", [b"\xff\xfe", b"{", b"[1]", b'{"step": "a"}'])
 def test_damage_is_named_by_its_line(line, tmp_path):
     (tmp_path / "run.json").write_text('{"objective": null}')
     (tmp_path / "history.jsonl").write_bytes(b'{"step": 1}\n' + line + b'\n{"step": 2}\n')
@@ -94,7 +95,7 @@ def test_an_overwrite_that_cannot_start_leaves_the_old_run_as_it_was(run, tmp_pa
     run("train", folder, **QUIET)
     before = contents(folder)
     (tmp_path / "reward.py").write_text("def fail(completions, **_):\n    raise ValueError('out of order')\n")
-    with pytest.raises(RewardError, match="out of order"):
+    with pytest.raises(ValueError, match="out of order"):
         run("train", folder, overwrite=True, reward=f"{tmp_path / 'reward.py'}:fail", **QUIET)
     assert contents(folder) == before
     (folder / "notes.txt").write_text("mine")
@@ -160,23 +161,6 @@ def test_a_second_owner_is_refused(tmp_path):
     assert not list((tmp_path / "run").iterdir())
 
 
-@pytest.mark.parametrize(
-    "name", [run_folder.LOCK, "summary.json", "run.png", "model", "model/README.md", "model/a/b/weights"]
-)
-def test_links_out_of_the_folder_are_refused_and_their_targets_are_left(name, tmp_path):
-    run, target = tmp_path / "run", tmp_path / "precious.txt"
-    target.write_text("data")
-    (run / name).parent.mkdir(parents=True)
-    (run / name).symlink_to(target)
-    with pytest.raises(RunError, match="a link to "), run_folder.owned(run):
-        pass
-    assert target.read_text() == "data"
-    (run / name).unlink()
-    (run / "inside").symlink_to("other")  # it stays in the folder
-    with run_folder.owned(run):
-        pass
-
-
 @pytest.mark.slow
 def test_an_owner_that_was_killed_blocks_nobody(tmp_path):
     holder = subprocess.Popen([sys.executable, "-c", HOLDER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
@@ -219,12 +203,12 @@ def without_checkpoints(folder):
         shutil.rmtree(path)
 
 
-def with_damaged_checkpoints(folder):
+def with_incomplete_checkpoints(folder):
     for path in folder.glob("checkpoint-*"):
-        (path / "klgrad_manifest.json").unlink()
+        (path / SEAL).unlink()
 
 
-@pytest.mark.parametrize("damage", [without_checkpoints, with_damaged_checkpoints, lambda _: None])
+@pytest.mark.parametrize("damage", [without_checkpoints, with_incomplete_checkpoints, lambda _: None])
 @pytest.mark.parametrize("more", [{}, {"max_steps": 2}])
 def test_a_finished_run_is_left_as_it_is(damage, more, run, parts):
     damage(parts)
@@ -233,7 +217,7 @@ def test_a_finished_run_is_left_as_it_is(damage, more, run, parts):
     assert status == 0
     said = " ".join(text.split())
     assert "is finished, after 4 updates; nothing was changed." in said
-    is_whole = damage not in (without_checkpoints, with_damaged_checkpoints)
+    is_whole = damage not in (without_checkpoints, with_incomplete_checkpoints)
     assert ("To make it longer, give a larger --max_steps" in said) == is_whole  # else it would be refused
     assert contents(parts) == before
 
@@ -246,7 +230,7 @@ def test_a_finished_run_without_checkpoints_of_epochs(run, tmp_path):
     assert run("train", folder, **epochs)[0] == 0
     before = contents(folder)
     assert run("train", folder, resume=True)[0] == 0
-    with pytest.raises(RunError, match=r"would delete history\.jsonl, summary\.json, model"):
+    with pytest.raises(RunError, match=r"which has history\.jsonl, summary\.json, model"):
         run("train", folder, resume=True, num_train_epochs=2)
     assert contents(folder) == before
 
@@ -278,7 +262,7 @@ def test_what_would_be_lost_is_named_and_kept(left, run, parts):
 @pytest.mark.slow
 def test_it_begins_again_where_that_is_asked_for(run, parts, finished, weights):
     shutil.rmtree(parts / "model")
-    with_damaged_checkpoints(parts)
+    with_incomplete_checkpoints(parts)
     status, text = run("train", parts, resume=True, overwrite=True)
     assert status == 0
     assert "starts again" in text

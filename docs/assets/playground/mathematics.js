@@ -214,15 +214,19 @@ const Mathematics = (() => {
   function readCurve(curve) {
     const points = GRID.map((l) => [l, curve(l)]);
     const largest = Math.max(...points.map(([, y]) => Math.abs(y)));
-    const convex = points.every(([, y], i) => i === 0 || y - points[i - 1][1] >= -1e-9 * largest);
-    const found = { shares: {}, low: null, high: null, below: null, above: null, convex, zero: largest === 0 };
-    if (found.zero || !Number.isFinite(largest)) return found;
+    const rises = (of) => of.every(([, y], i) => i === 0 || y - of[i - 1][1] >= -1e-9 * largest);
+    const found = { shares: {}, low: null, high: null, below: null, above: null, slope: curve, zero: largest === 0 };
+    if (found.zero || !Number.isFinite(largest)) return { ...found, convex: rises(points) };
     const shares = fit(points);
-    if (shares) return { ...found, shares };
+    if (shares) {
+      // In `r * k3(l)` two exponentials cancel, and leave rounding where l is far below 0. The named curve has none.
+      const slope = (l) => Object.entries(shares).reduce((sum, [name, weight]) => sum + weight * slopeOf(name)(l), 0);
+      return { ...found, shares, slope, convex: rises(GRID.map((l) => [l, slope(l)])) };
+    }
     const [low, below] = edgeOf(curve, points);
     const [high, above] = edgeOf(curve, [...points].reverse());
     const inside = points.filter(([l]) => l > (low ?? -Infinity) && l < (high ?? Infinity));
-    return { ...found, shares: fit(inside) || {}, low, below, high, above };
+    return { ...found, convex: rises(points), shares: fit(inside) || {}, low, below, high, above };
   }
 
   // The parts of a loss, by the names of `Anatomy.to_dict`.
@@ -347,7 +351,8 @@ const Mathematics = (() => {
   const WIDEST = 300;
 
   // The optimum of E[reward] - beta D_f, pi = ref exp(c^-1((reward - level) / beta)), for a slope c that never falls.
-  function optimum(slope, ref, reward, beta) {
+  function optimum(curve, ref, reward, beta) {
+    const { slope } = readCurve(curve);
     const logRatio = (pull) => bisect((l) => slope(l) < pull, -WIDEST, WIDEST, 70)[0];
     const at = (level) => reward.map((x, i) => ref[i] * Math.exp(logRatio((x - level) / beta)));
     const total = (p) => p.reduce((a, b) => a + b);
@@ -359,7 +364,8 @@ const Mathematics = (() => {
   }
 
   // Where the gradient leads from ref, for a slope that falls somewhere: another start may lead elsewhere.
-  function follow(slope, ref, reward, beta) {
+  function follow(curve, ref, reward, beta) {
+    const { slope } = readCurve(curve);
     let p = ref;
     for (let i = 0; i < 20000; i++) {
       const log = p.map((x, j) => Math.log(x / ref[j]));

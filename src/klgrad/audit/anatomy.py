@@ -17,7 +17,7 @@ from torch import Tensor
 from ..enumeration import population
 from .batch import Advantages, Batch, Case, advantage_of, from_problem, proof_cases
 from .call import UserLoss
-from .gradients import Measurement, evaluate, of_reference, sum_over_rows, unit_of
+from .gradients import evaluate, of_reference, sum_over_rows, unit_of
 from .parts import (
     UNITS,
     Anatomy,
@@ -312,33 +312,26 @@ def read_anatomy(subject: Subject, advantages: Advantages = "zero") -> Anatomy:
     return parts
 
 
-def enumerate_gradients(
-    subject: Subject, parts: Anatomy, advantages: Advantages = "zero"
-) -> tuple[Anatomy, dict[bool, list[Measurement]]]:
-    """Sum the loss over every outcome of small problems, and compare with what the formula predicts there.
-
-    Returns:
-        The parts with the differences, and the gradients: with samples from π (True) and from another policy (False).
-    """
-    unexplained, measured = dict(parts.unexplained), {}
+def enumerate_gradients(subject: Subject, parts: Anatomy, advantages: Advantages = "zero") -> Anatomy:
+    """The parts with the difference between formula and loss, each summed over every outcome of small problems."""
+    if parts.late:  # at the first token a late ref has no coefficient of its own, and these completions are short
+        return parts
+    unexplained, problems = dict(parts.unexplained), 0
     for on_policy, samples in ((True, "fresh"), (False, "stale")):
-        gap, measured[on_policy] = 0.0, []
-        # A late reference has no coefficient of its own at the first token, which these short completions mostly are.
-        for case in proof_cases(on_policy, few=subject.kind == "framework") if not parts.late else ():
+        gap, cases = 0.0, proof_cases(on_policy, few=subject.kind == "framework")
+        for case in cases:
             members, batch = _every_outcome(case, advantages if on_policy else "zero")
             answer, formula = of_reference(subject.large(), batch), parts.predict(batch)
             if parts.baseline.spread != "none":
                 formula = formula._replace(logp=_rescale(formula.logp, answer.logp, batch.group, parts.baseline.spread))
             gradient, expected = (sum_over_rows(case.problem, members, x) for x in (answer, formula))
-            measured[on_policy].append(Measurement(case, gradient))
             difference = (gradient.mean - expected.mean) / (gradient.typical or 1.0)
             if parts.leaks:  # which is told; the formula is that of the live tokens
                 difference = difference[: -case.problem.space.length]
             gap = max(gap, float(difference.norm()))
-        if measured[on_policy]:
-            unexplained[f"every outcome of {len(measured[on_policy])} problems, {samples} samples"] = gap
-    problems = sum(map(len, measured.values()))
-    return replace(parts, unexplained=unexplained, problems=problems), measured
+        unexplained[f"every outcome of {len(cases)} problems, {samples} samples"] = gap
+        problems += len(cases)
+    return replace(parts, unexplained=unexplained, problems=problems)
 
 
 @cache
@@ -558,6 +551,9 @@ def _choose_samples(reader: PartReader, parts: Anatomy) -> Anatomy:
     if best.samples.ratio == "none":
         return best
     up, down = (_read_bound(reader, best, step) for step in (STEP, -STEP))
+    of_value = _bound_of_value(best.own, up, down)
+    if of_value is not None:
+        return replace(best, samples=replace(best.samples, bound=of_value))
     if up is not None and up == down and best.baseline.name != "none":
         # An estimate that is never negative: the credit of another completion makes the coefficient so.
         down = _read_bound(reader, best, -STEP, AGAINST)
@@ -570,6 +566,18 @@ def _choose_samples(reader: PartReader, parts: Anatomy) -> Anatomy:
 
 AGAINST = -6.0
 """The log-ratio of a token of another completion, at which the usual estimates of its KL are larger than at STEP."""
+
+
+def _bound_of_value(own: Curve, up: Bound | None, down: Bound | None) -> Bound | None:
+    """A bound on the ratio times an estimate, if masks at the log-ratios STEP and -STEP and the curve's edge are it."""
+    if up is None or down is None or (up.kind, up.low, down.kind, down.low) != ("mask", None, "mask", None):
+        return None
+    masks = ((STEP, up.high), (-STEP, down.high), (own.low, 1.0))
+    for name in ("k3", "k2"):
+        values = [r * float(function_of(name)(torch.tensor(x, dtype=torch.float64))) for x, r in masks if x and r]
+        if len(values) == len(masks) and max(values) - min(values) <= ROUNDED * max(values):
+            return Bound("value", None, round_short(values[0], ROUNDED), estimate=name)
+    return None
 
 
 def _read_bound(reader: PartReader, parts: Anatomy, step: float, against: float = 0.0) -> Bound | None:
@@ -646,8 +654,8 @@ def _read_spread(reader: PartReader, empty: Anatomy) -> Anatomy:
 
     same = max(reader.same, 1e-7)
     own = read_curve(lambda x: read(x) - read(torch.zeros(1))[0], same)
-    if not own.shares and not own.has_edges:  # where an estimate is large the spread has rounded the others away
-        near = GRID.abs() <= 4
+    near = GRID.abs() <= 4  # where an estimate is large the spread has rounded the others away
+    if not own.shares and not own.has_edges and bool(own.points[1][near].isfinite().all()):
         own = replace(own, shares=fit(GRID[near], own.points[1][near], same) or {})
     if len(own.shares) == 1:
         own = own.times(1 / next(iter(own.shares.values())))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..enumeration import Problem, every_group
-from .batch import Batch, Case, from_problem
+from .batch import Batch, from_problem
 from .subject import Subject
 
 
@@ -117,16 +117,6 @@ def _at_own_prefix(problem: Problem, members: Tensor, on_logits: Tensor) -> Tens
 def _one_number(on_logits: Tensor) -> Tensor:
     """One number per position for the gradient on its logits; equal weights would give 0 behind a softmax."""
     return on_logits @ torch.arange(1, on_logits.shape[-1] + 1, dtype=on_logits.dtype)
-
-
-# The gradient of a loss on one case.
-
-
-class Measurement(NamedTuple):
-    """The exact gradient of a loss on one case."""
-
-    case: Case
-    gradient: Gradient
 
 
 def sum_over_rows(problem: Problem, members: Tensor, parts: Parts) -> Gradient:

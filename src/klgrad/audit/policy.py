@@ -24,7 +24,7 @@ from .call import UserLoss
 from .gradients import Parts, evaluate, sum_over_rows
 from .parts import UNITS, Anatomy, Baseline, Unit
 from .probes import EXACT, HIGHEST_TWIN, ROWS, SINGLE, TOKENS, WIDTH, ProbeInputs, is_single, round_short
-from .procedure import name_of
+from .procedure import fresh_name, stale_name
 from .subject import Subject, as_subject
 
 # Inputs and answers.
@@ -658,7 +658,7 @@ def audit_whole(loss: object, *, name: str | None = None) -> PolicyResult:
     rest: Anatomy | None = None
     names: list[Verdict] = ["nothing", "nothing"]
     if policy.has_rest:
-        rest, measured = enumerate_gradients(subject, read_anatomy(subject))
-        names = [name_of(rest, measured[on], on_policy=on).verdict for on in (True, False)]
+        rest = enumerate_gradients(subject, read_anatomy(subject))
+        names = [fresh_name(rest), stale_name(rest)]
     source = entry.source if entry else ""
     return PolicyResult(subject.name, subject.summary, source, subject.call, policy, rest, names[0], names[1])

@@ -1,17 +1,14 @@
 """`audit`: from a loss to its parts, the name of what it descends, and advice."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Literal, NamedTuple, cast
-
-import torch
+from typing import Literal, cast
 
 from ..targets import TARGETS, TargetName, Verdict, signed
 from .advice import Advice, advise
 from .anatomy import enumerate_gradients, read_anatomy
 from .batch import Advantages, advantage_of, cases
 from .call import Settings
-from .gradients import Measurement, expected_gradient, unit_of
+from .gradients import expected_gradient
 from .numerics import is_finite_if_empty, probe_float32, reads_masked, stumbles_over_gaps
 from .parts import Anatomy
 from .subject import Kind, Subject, as_subject
@@ -77,12 +74,17 @@ class AuditResult:
     @property
     def dead_below(self) -> float | None:
         """The log π/ref below which a token has no gradient, or None."""
-        return self.anatomy.own.low if self.anatomy.own.below == 0 else None
+        return self.anatomy.own.low if self._is_dead(self.anatomy.own.below) else None
 
     @property
     def dead_above(self) -> float | None:
         """The one above which it has none, or None."""
-        return self.anatomy.own.high if self.anatomy.own.above == 0 else None
+        return self.anatomy.own.high if self._is_dead(self.anatomy.own.above) else None
+
+    def _is_dead(self, pull: float) -> bool:
+        """Whether the coefficient is 0 where the curve, which is 0 at ref, has this value."""
+        a = self.anatomy
+        return abs(pull + a.constant) <= a.allowed * abs(a.constant)
 
     @property
     def depends_on_reference(self) -> bool:
@@ -137,9 +139,8 @@ def audit(
         'forward-kl-token'
     """
     subject = as_subject(loss, name, settings)
-    anatomy, measured = enumerate_gradients(subject, read_anatomy(subject, advantages), advantages)
-    fresh = name_of(anatomy, measured[True], on_policy=True)
-    stale = name_of(anatomy, measured[False], on_policy=False)
+    anatomy = enumerate_gradients(subject, read_anatomy(subject, advantages), advantages)
+    fresh, stale = fresh_name(anatomy), stale_name(anatomy)
     numerics = probe_float32(subject)
     of_others = subject.kind == "framework"  # the batches that this package makes for their code have no such masks
     result = AuditResult(
@@ -148,10 +149,10 @@ def audit(
         framework=subject.framework,
         call=subject.call,
         anatomy=anatomy,
-        verdict=fresh.verdict,
-        verdict_off_policy=stale.verdict,
-        holds=fresh.holds,
-        holds_off_policy=stale.holds,
+        verdict=fresh,
+        verdict_off_policy=stale,
+        holds=_holds(anatomy, fresh),
+        holds_off_policy=_holds(anatomy, stale),
         scale=None if anatomy.is_nothing or not anatomy.proved_fresh else anatomy.scale,
         variance=None,
         variance_near=None,
@@ -161,8 +162,8 @@ def audit(
         stumbles_over_gaps=None if of_others else stumbles_over_gaps(subject),
         finite_if_empty=None if of_others else is_finite_if_empty(subject),
     )
-    if fresh.holds == "always" and TARGETS[fresh.verdict].has_gradient and anatomy.unit.rows:
-        variance, near = _variances(subject, fresh.verdict, couples_rows=anatomy.baseline.name != "none")
+    if result.holds == "always" and TARGETS[fresh].has_gradient and anatomy.unit.rows:
+        variance, near = _variances(subject, fresh, couples_rows=anatomy.baseline.name != "none")
         result = replace(result, variance=variance, variance_near=near)
     return replace(result, advice=advise(result, subject))
 
@@ -184,75 +185,16 @@ def _variances(subject: Subject, target: Verdict, *, couples_rows: bool) -> tupl
 
 # The name of what a loss descends, from its parts. A name is given where the expected gradient is that of one of
 # `klgrad.targets`. Other divergences, a discounted future, a mean per completion or a clamp have no name there: their
-# parts say what they are. Every name is proved: the gradient of the loss, summed over every outcome of small problems,
-# has the direction of the target's.
-
-MATCH = 1e-5
-"""Largest relative difference of a gradient from that of its target. In float64 it is about 1e-12, and in a loss that
-casts to float32 about 1e-6; distinct targets differ by more than 1e-2 on the problems (tested)."""
+# parts say what they are.
 
 
-class Named(NamedTuple):
-    """A verdict, and the batches for which it holds; None for `unknown`."""
-
-    verdict: Verdict
-    holds: Holds | None
-
-
-def name_of(a: Anatomy, measured: Sequence[Measurement], *, on_policy: bool) -> Named:
-    """The name of what a loss descends, if the enumerated gradients have it."""
-    verdict = fresh_name(a) if on_policy else stale_name(a)
-    terms, free = _terms(a, verdict, on_policy=on_policy)
-    if verdict == "unknown" or not all(_has(m, terms, free) for m in measured):
-        return Named("unknown", None)
+def _holds(a: Anatomy, verdict: Verdict) -> Holds | None:
+    """The batches for which a verdict holds; None for `unknown`."""
+    if verdict == "unknown":
+        return None
     in_every = a.unit.name in ("sum", "fixed-length") and a.baseline.name in ("none", "leave-one-out", "group-mean")
     is_zero = verdict == "nothing" and not a.constant  # the gradient of each token, whatever divides it
-    return Named(verdict, "always" if is_zero or (in_every and a.baseline.spread == "none") else "large-batches")
-
-
-Terms = dict[str, float]
-"""A sum of targets, by their weights."""
-
-
-def _has(m: Measurement, terms: Terms, free: Sequence[str]) -> bool:
-    """Whether a gradient is a positive multiple of a sum of targets, but for any multiples of the free ones."""
-    unit = unit_of(m.gradient.mean)
-    gradient, size = m.gradient.mean / unit, m.gradient.typical / unit
-    if not terms:
-        return float(gradient.norm()) <= MATCH * size
-    total = sum((w * m.case.targets[name] for name, w in terms.items()), torch.zeros_like(gradient))
-    table = torch.stack([total / total.norm(), *(m.case.targets[name] for name in free)], -1)
-    weights = torch.linalg.lstsq(table, gradient[:, None]).solution[:, 0]
-    return float(weights[0]) > 0 and float((table @ weights - gradient).norm()) <= MATCH * float(gradient.norm())
-
-
-def _terms(a: Anatomy, verdict: Verdict, *, on_policy: bool) -> tuple[Terms, tuple[str, ...]]:
-    """The sum of targets that a verdict stands for, and the targets that a drift may add."""
-    if verdict in ("nothing", "unknown"):
-        return {}, ()
-    if verdict != "sum-of-targets":
-        climbed = TARGETS[verdict].climbed
-        return {climbed or verdict: -1.0 if climbed else 1.0}, ()
-    ends: dict[str, str] = {"reverse-kl": "token", "forward-kl": "token"}
-    if a.level == "completion":
-        ends = dict.fromkeys(ends, "sequence")
-    elif a.horizon.kind == "all":  # of the forward KL it has the token's own part
-        ends["reverse-kl"] = "sequence"
-    terms = {f"{name}-{ends[name]}": w for name, w in a.shares.items()}
-    if on_policy or len(terms) > 1:
-        return terms, ()
-    ((target, weight),) = terms.items()
-    name = cast(Verdict, target)
-    if a.samples.frozen:
-        return {name: weight, "reverse-kl-sampler-sequence": -weight}, ()
-    if a.baseline.name != "none":
-        return {WITHOUT_RATIO[name]: weight}, ("forward-kl-sampler-sequence",)
-    named = SAMPLER_PREFIXES if a.samples.ratio == "token" or _is_exact(a) else WITHOUT_RATIO
-    return {named[name]: weight, "forward-kl-sampler-sequence": -a.constant}, ()
-
-
-def _is_exact(a: Anatomy) -> bool:
-    return a.own.is_zero and not a.credits
+    return "always" if is_zero or (in_every and a.baseline.spread == "none") else "large-batches"
 
 
 def fresh_name(a: Anatomy) -> Verdict:
@@ -288,18 +230,29 @@ def _at_level(a: Anatomy) -> Verdict:
     return signed(cast(TargetName, f"{name}-{'sequence' if horizon.kind == 'all' else 'token'}"), climbs=weight < 0)
 
 
-WITHOUT_RATIO: dict[Verdict, TargetName] = {
-    "reverse-kl-token": "squared-token",
-    "forward-kl-token": "k3-token",
-    "reverse-kl-sequence": "squared-sequence",
-}
-"""By verdict on fresh samples, the mean under the sampler that the same coefficients descend on stale ones."""
-
 SAMPLER_PREFIXES: dict[Verdict, TargetName] = {
     "reverse-kl-token": "reverse-kl-token-sampler",
     "forward-kl-token": "forward-kl-token-sampler",
 }
-"""The same for the ratio of the token itself, and for the exact KL without a ratio."""
+"""By verdict on fresh samples, what the token ratio descends on stale ones, and the exact KL without a ratio."""
+
+
+def _without_ratio(a: Anatomy, fresh: Verdict) -> TargetName | None:
+    """The mean under the sampler that the coefficients of a verdict on fresh samples descend on stale ones."""
+    is_exact = any(a.exact) or a.full is not None
+    if a.is_sum_of_all:
+        return "squared-sequence"
+    if a.credits or a.baseline.name != "none" or (is_exact and not a.own.is_zero):
+        return None
+    if is_exact:
+        return SAMPLER_PREFIXES.get(fresh)
+    by_mean: dict[Verdict, TargetName] = {"reverse-kl-token": "squared-token", "forward-kl-token": "k3-token"}
+    return by_mean.get(fresh)
+
+
+def _drifts(a: Anatomy) -> bool:
+    """Whether a ratio leaves a baseline, or the credit of earlier tokens, without the ratio of the token itself."""
+    return a.baseline_drifts or (a.has_past and a.level == "token" and a.samples.per_decision)
 
 
 def stale_name(a: Anatomy) -> Verdict:
@@ -319,24 +272,20 @@ def stale_name(a: Anatomy) -> Verdict:
     plain = cast(Verdict, fresh.removeprefix("climbs "))
     if a.samples.frozen:  # KL(π‖ref) minus KL(π‖μ)
         return "sum-of-targets" if ratio in ("prefix", "sequence") and plain == "reverse-kl-sequence" else "unknown"
-    if ratio in ("prefix", "sequence"):
-        return fresh
-    if ratio == "token":
+    named: Verdict | None = None
+    if ratio == "none":
+        named = _without_ratio(a, plain)
+        if named == "squared-sequence" and a.baseline.name != "none":
+            return "sum-of-targets"  # its mean under the sampler, and the drift that the baseline makes
+    elif ratio == "token" and not _drifts(a):
         named = SAMPLER_PREFIXES.get(plain)
-    elif (
-        ratio == "none"
-        and plain == "reverse-kl-sequence"
-        and a.has_past
-        and a.horizon.estimate == "k1"
-        and a.baseline.name != "none"
-    ):
-        return "sum-of-targets"  # its mean under the sampler, and the drift that the baseline makes
-    elif ratio == "none" and a.baseline.name == "none":
-        named = (SAMPLER_PREFIXES if _is_exact(a) else WITHOUT_RATIO).get(plain)
-    else:
-        named = None
-    if named is None:
+    elif ratio == "sequence" or (ratio == "prefix" and a.level == "token"):
+        sees_later = a.horizon.kind == "none" or ratio == "sequence" or a.samples.per_decision
+        named = plain if sees_later and not _drifts(a) else None
+    if named is None or named == "unknown":
         return "unknown"
-    if a.constant and not (ratio == "token" and a.samples.constant):
+    if a.constant and (ratio == "none" or not a.samples.constant):
         return "sum-of-targets"
-    return signed(named, climbs=fresh != plain)
+    if named == "sum-of-targets":
+        return named
+    return signed(cast(TargetName, named), climbs=fresh != plain)

@@ -138,7 +138,7 @@ def _stale(a: Anatomy) -> str:
     drifts = []
     if a.constant and not (carried and s.constant):
         drifts.append(_climb(a.constant) if not a.looks_at_length else "its constant adds a drift")
-    if a.baseline.name != "none" and (not carried or s.on_baseline == "credit"):
+    if a.baseline_drifts:
         drifts.append("its baseline adds a drift")
     if a.has_past and (s.per_decision or not carried) and not text.startswith(("the mean", "climbs the mean")):
         drifts.append("the credit of earlier tokens adds a drift")
@@ -176,10 +176,7 @@ def _uncorrected(a: Anatomy) -> str:
     if a.level == "completion":
         return f"{descends} of {_mean_of(name, is_bounded, 'L')} under the sampler, L = log π/ref of the completion"
     if any(c.later or c.earlier for c in a.credits):
-        part = a.credits[0]
-        weights = {w * (part.curve.shares.get("reverse-kl", 0.0) if part.curve else 0.0) for w in part.later}
-        alike = len(a.credits) == 1 and part.later == part.earlier and weights == {own.get("reverse-kl")}
-        if alike and not is_bounded and not is_exact and not part.divided and part.curve and not part.curve.has_edges:
+        if a.is_sum_of_all:
             return f"{descends} of L²/2 under the sampler, L = log π/ref of the completion"
         if a.horizon.kind != "none":
             return "no objective: later tokens are those of the sampler"
@@ -263,6 +260,8 @@ def _is_flat_inside(a: Anatomy) -> bool:
 def _nothing_inside(a: Anatomy, brief: bool) -> str:
     c = a.curve
     text = f"nothing where l > {c.low:.3g} and l < {c.high:.3g}"
+    if c.low == c.high:
+        text = f"nothing but a step at l = {c.low:.3g}"
     if brief:
         return text
     beyond = (f"{pull + a.constant:.4g} {word}" for pull, word in ((c.below, "below"), (c.above, "above")))
@@ -371,6 +370,8 @@ def _bound(bound: Bound | None) -> str:
     if bound.kind == "mask":
         ends = [f"{side} {x:.4g}" for side, x in (("below", bound.low), ("above", bound.high)) if x is not None]
         return f"masked {' and '.join(ends)}"
+    if bound.kind == "value":
+        return f"0 where r x {bound.estimate} > {bound.high:.4g}"
     ends = [f"{x:.4g}" for x in (bound.low, bound.high) if x is not None]
     dual = "" if bound.dual is None else f", with a dual clip at {bound.dual:.4g}"
     return f"{word} at {' and '.join(ends)}{dual}"
@@ -417,6 +418,10 @@ SYMBOLS = {"token": "r_t", "prefix": "w_t", "before": "w_(t-1)", "sequence": "w_
 
 def formula(a: Anatomy) -> str:
     """The coefficient of token t's score, with l_t = log π/ref."""
+    bound = a.samples.bound
+    if bound is not None and bound.kind == "value":
+        ratio = SYMBOLS[a.samples.ratio]
+        return f"{formula(a.without_value_bound())} where {ratio} {bound.estimate}(l_t) <= {bound.high:.4g}, else 0"
     terms = []
     argument = "L" if a.level == "completion" else "l_t"
     if (a.has_edges or not a.own.shares) and not a.own.is_zero:
@@ -442,14 +447,15 @@ def formula(a: Anatomy) -> str:
         text = f"{a.constant:.4g}" if text == "0" else f"{text} {'-' if a.constant < 0 else '+'} {abs(a.constant):.4g}"
     if a.level == "completion":
         text += ", L = Σ l_s"
-    return text + (f", with c(l) = {_cut_curve(a)}" if a.has_edges and a.own.shares else "")
+    return text + (f", with c(l) = {_cut_curve(a)}" if a.has_edges and (a.own.shares or _is_flat_inside(a)) else "")
 
 
 def _cut_curve(a: Anatomy) -> str:
     """A curve with its edges, as text."""
-    curve = " + ".join(_times(weight, _slope(name)) for name, weight in a.own.shares.items())
+    curve = " + ".join(_times(weight, _slope(name)) for name, weight in a.own.shares.items()) or "0"
     edges = ((a.own.low, a.own.below, "<"), (a.own.high, a.own.above, ">"))
-    ends = [f"{pull:.4g} where l {sign} {edge:.4g}" for edge, pull, sign in edges if edge is not None]
+    edges = tuple(edge for edge in edges if edge[0] is not None and (edge[1] or curve != "0"))
+    ends = [f"{pull:.4g} where l {sign} {edge:.4g}" for edge, pull, sign in edges]
     return f"{curve}, but {' and '.join(ends)}"
 
 
@@ -540,7 +546,7 @@ def proof(a: Anatomy) -> str:
 
 # Expectations of parts.
 
-PARTS = ("divergence", "horizon", "samples", "unit", "baseline", "scale")
+PARTS: tuple[str, ...] = ("divergence", "horizon", "samples", "unit", "baseline", "scale")
 
 
 def parse_parts(text: str) -> dict[str, str]:

@@ -17,7 +17,7 @@ from typer.rich_utils import rich_format_error
 from .. import __version__
 from ..errors import KlgradError
 from . import advise, audit, convert, diagnose, doctor, frameworks, logs, mcp, reproduce, train
-from .console import INTERRUPTED, discard_output, spell_symbols, stderr, stdout
+from .console import INTERRUPTED, accept_any_text, discard_output, stderr, stdout
 
 ERROR = 2
 CLOSED_PIPE = 141
@@ -60,7 +60,7 @@ def _top(
 
 def main() -> None:
     """Run the command line. Exit status 1 means only that a verdict differs; every error is 2."""
-    spell_symbols()
+    accept_any_text()
     status = _status()
     discard_output()
     sys.exit(status)

@@ -275,7 +275,7 @@ def _for_meaning(console: Console, framework: str, meaning: Meaning, off_policy:
         _code(console, framework, meaning, off_policy)
     if setting is not None:
         why = "Write" if exact else "No setting has this meaning on every batch. The nearest is"
-        _setting(console, setting, "Or, with TRL's own trainer, write" if exact and own_trainer else why)
+        _setting(console, framework, setting, "Or, with TRL's own trainer, write" if exact and own_trainer else why)
     if not exact and not own_trainer:
         why = "No setting has this meaning" if setting is None else "For this meaning on every batch"
         _print(console, f"{why}: in {HOMES[framework].place}, write")
@@ -289,15 +289,14 @@ def _for_meaning(console: Console, framework: str, meaning: Meaning, off_policy:
 
 def _default(framework: str) -> str:
     default, known = DEFAULTS[framework], recorded(framework)
-    row = next(row for row in known.rows if row[0] == default.subject) if known else None
-    return default.settings + (f": {row[1]} on fresh samples; on stale ones {row[2]}." if row else ".")
+    return f"{default.settings}: {known.parts_of(default.subject)}." if known else f"{default.settings}."
 
 
-def _setting(console: Console, setting: SettingLines, why: str) -> None:
+def _setting(console: Console, framework: str, setting: SettingLines, why: str) -> None:
     _print(console, why)
     _print_lines(console, setting.lines)
-    on_policy, off_policy = map(in_words, setting.descends)
-    _print(console, f"On-policy it {on_policy}; off-policy it {off_policy}.")
+    if known := recorded(framework):
+        _print(console, f"It descends: {known.parts_of(setting.subject)}.")
     if setting.note:
         console.print(Text(setting.note))
     if setting.policy_loss:

@@ -1,6 +1,5 @@
 """Streams and consoles: what is printed, and where."""
 
-import codecs
 import io
 import os
 import re
@@ -18,49 +17,23 @@ from rich.segment import Segment
 from ..errors import OutputError
 from ..support import is_stdout, write_output
 
-# Standard output and standard error that can print any character.
-
-SPELLED = {
-    "π": "pi", "‖": "||", "±": "+-", "β": "beta", "μ": "mu", "∇": "grad", "Σ": "sum", "δ": "delta", "λ": "lambda",
-    "σ": "sigma", "θ": "theta", "χ": "chi", "φ": "phi", "Δ": "Delta", "ε": "epsilon", "α": "alpha", "γ": "gamma",
-    "Π": "prod", "∂": "d", "√": "sqrt", "∝": "~", "≪": "<<", "≤": "<=", "≥": ">=", "·": "*", "×": "x", "½": "1/2",
-    "≠": "!=", "−": "-", "–": "-", "—": "-", "’": "'", "‘": "'", "“": '"', "”": '"', "…": "...", "→": "->", "•": "*",
-    "⁻": "^-", "⁰": "^0", "¹": "^1", "²": "^2", "³": "^3", "⁴": "^4", "⁶": "^6", "⁸": "^8", "ν": "nu",
-    "η": "eta", "ᵀ": "^T",
-}  # fmt: skip
-"""Replacements of the characters in reports and help texts that are not ASCII, for terminals without them."""
-
-ERRORS = "klgrad.spelled"
+# Standard output and standard error.
 
 
-def _spell(error: UnicodeError) -> tuple[str, int]:
-    """An error handler for encoding: symbols in `SPELLED` become words, other characters and bytes their codes."""
-    assert isinstance(error, UnicodeEncodeError)
-    words = []
-    for c in error.object[error.start : error.end]:
-        is_byte = "\udc80" <= c <= "\udcff"  # how Python represents an undecodable byte of a file name
-        code = f"\\x{ord(c) - 0xDC00:02x}" if is_byte else c.encode("ascii", "backslashreplace").decode()
-        words.append(SPELLED.get(c) or code)
-    return "".join(words), error.end
-
-
-codecs.register_error(ERRORS, _spell)
-
-
-def each_stream() -> list[io.TextIOWrapper]:
-    """Standard output and standard error, except a closed one and that of a notebook, which accepts any text."""
+def _streams() -> list[io.TextIOWrapper]:
+    """Without a closed one and that of a notebook, which accepts any text."""
     return [stream for stream in (sys.stdout, sys.stderr) if isinstance(stream, io.TextIOWrapper)]
 
 
-def spell_symbols() -> None:
-    """Let the streams spell out what their encoding does not have."""
-    for stream in each_stream():
-        stream.reconfigure(errors=ERRORS)
+def accept_any_text() -> None:
+    """Let the streams write what their encoding does not have as codes, instead of an error."""
+    for stream in _streams():
+        stream.reconfigure(errors="backslashreplace")
 
 
 def discard_output() -> None:
     """Discard what the streams still hold: Python would fail again when it writes it at exit."""
-    for stream in each_stream():
+    for stream in _streams():
         try:
             stream.flush()
         except OSError:
@@ -87,13 +60,22 @@ INTERRUPTED = 130
 PIPED_WIDTH = 160
 """Columns of the output where it does not go to a terminal."""
 
-
 CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 """Characters with which a text could command the terminal or turn its direction, all but the end of a line."""
 
 
-class _Literal(Console):
-    """Shows control characters by their codes: names, labels and messages come from files that others wrote."""
+class LiteralConsole(Console):
+    """Prints strings as they are: `[a]` in a name is no markup, and `:x:` no emoji.
+
+    Control characters are shown by their codes: names, labels and messages come from files that others wrote. It keeps
+    the stream of this moment, so that it still shows something while the output of a loss is captured.
+    """
+
+    def __init__(self, *, stderr: bool) -> None:
+        file = sys.stderr if stderr else sys.stdout
+        super().__init__(file=file, stderr=stderr, markup=False, emoji=False, highlight=False)
+        if not self.is_terminal:
+            self.width = PIPED_WIDTH
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
         """Render a part of the output."""
@@ -105,26 +87,12 @@ class _Literal(Console):
 
 def stdout() -> Console:
     """The console for results."""
-    return _literal(stderr=False)
+    return LiteralConsole(stderr=False)
 
 
 def stderr() -> Console:
     """The console for progress and messages, which are not part of the results."""
-    return _literal(stderr=True)
-
-
-def _literal(*, stderr: bool) -> Console:
-    """A console that prints strings as they are: `[a]` in a name is not markup, and `:x:` not an emoji.
-
-    It keeps the stream of this moment, so that it still shows something while the output of a loss is captured.
-    """
-    file = sys.stderr if stderr else sys.stdout
-
-    def console(width: int | None) -> Console:
-        return _Literal(file=file, stderr=stderr, width=width, markup=False, emoji=False, highlight=False)
-
-    terminal = console(None)
-    return terminal if terminal.is_terminal else console(PIPED_WIDTH)
+    return LiteralConsole(stderr=True)
 
 
 def bar(*columns: ProgressColumn, console: Console) -> Progress:

@@ -16,14 +16,13 @@ reverse KL alone the second form is one between completions, too: there c(l) = l
 | between completions | sampled           | 1        | yes           | none, sequence                               |
 
 The reverse KL at level="sequence" is of the family `future`. An influence bound is for sampled estimators. Their names
-are k1 and, with a future, k1_k3 for the reverse KL, k3 for the forward KL, and `sampled` for all others. The families
-hold this table with the reasons for its empty cells; a test compares the two.
+are k1 and, with a future, k1_k3 for the reverse KL, k3 for the forward KL, and `sampled` for all others. The reasons
+for the empty cells are in `check`; a test compares it with this table.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple, cast, get_args
 
@@ -72,6 +71,9 @@ CHOICES = {
 }
 """The values of the two KLs, which trainers offer and the catalogue of the audit combines."""
 
+SAMPLED_ESTIMATORS: dict[str, tuple[TermEstimator, ...]] = {"reverse": ("k1", "k1_k3"), "forward": ("k3",)}
+"""By divergence; any other has `sampled` alone."""
+
 
 # The influence bound: how much one sample's log-ratio may contribute to a coefficient.
 
@@ -89,197 +91,116 @@ def clip_influence(x: Tensor, bound: float | None) -> Tensor:
     return x if bound is None else x.clamp(-bound, bound)
 
 
-# The table: which values of the options may be declared. A cell is `ALLOWED`, or a `Refusal` with reason and remedy.
+# The table: which values of the options may be declared.
 
 
-@dataclass(frozen=True)
-class Refusal:
-    """An empty cell of the table: what would be allowed and why, what was given, and what to write instead.
-
-    In `received`, `{}` stands for the value. `only_exact`: the cell is empty for estimator='exact' alone.
-    """
-
-    expected: str
-    received: str
-    remedy: str
-    only_exact: bool = False
+def has_future(term: KLTerm) -> bool:
+    """Whether later tokens enter the coefficient of a token."""
+    return term.level != "token" and not is_between_completions(term)
 
 
-ALLOWED = None
-"""A cell of a table whose value is allowed."""
-
-TableCell = Refusal | None
-
-REVERSE_SLOPE = Refusal(
-    "for the forward KL estimator='k3' (coefficient 1 - exp(-l)), or 'exact' at level='token'",
-    "{!r}, whose coefficient l is the gradient of the reverse KL",
-    "write estimator='k3', or divergence='reverse'",
-)
-FORWARD_SLOPE = Refusal(
-    "for the reverse KL estimator='k1', 'k1_k3' or 'exact'",
-    "{!r}, whose slope 1 - exp(-l) is the gradient of the forward KL",
-    "write estimator='k1_k3' for k3's low variance with the reverse gradient, or divergence='forward' "
-    "if that was meant; GRPO's term, for study, is zoo.get('k3-loss')",
-)
-SLOPE_OF_A_KL = Refusal(
-    "estimator='sampled' or 'exact' for a divergence that is no KL",
-    "{!r}, which has the gradient of a KL",
-    "write estimator='sampled', or divergence='reverse' or 'forward'",
-)
-
-SAMPLED_ESTIMATORS: dict[str, Mapping[str, TableCell]] = {
-    "reverse": {"k1": ALLOWED, "k1_k3": ALLOWED, "k3": FORWARD_SLOPE},
-    "forward": {"k1": REVERSE_SLOPE, "k1_k3": REVERSE_SLOPE, "k3": ALLOWED},
-}
-"""By divergence. Any other has `sampled` alone."""
-
-NO_FUTURE_ESTIMATE = Refusal(
-    "estimator='k1' or 'exact' at level='token' (discount=0), which has no future to put k3 on",
-    "{!r}",
-    "write estimator='k1', or level='sequence' with a discount above 0",
-)
-
-ONLY_FOR_K1 = Refusal(
-    "baseline='token_kl' with a sampled reverse KL, whose l_t has the mean KL_t",
-    "{}",
-    "write divergence='reverse' and estimator='k1', or baseline='none'",
-)
-
-NO_BOUND_FOR_EXACT = Refusal(
-    "no influence bound for estimator='exact', which sums over the vocabulary",
-    "influence_bound={}",
-    "drop the bound, or use a sampled estimator",
-    only_exact=True,
-)
+def is_between_completions(term: KLTerm) -> bool:
+    """Whether the log-ratio is that of the completion; the reverse KL there is a sum over tokens with their futures."""
+    return term.level == "sequence" and term.divergence != "reverse"
 
 
-@dataclass(frozen=True)
-class Family:
-    """What the terms with one kind of coefficient have in common: the cells of their table.
-
-    `has_future`: later tokens enter the coefficient of a token. `is_between_completions`: the log-ratio is that of the
-    completion. The ratio None stands for on-policy terms.
-    """
-
-    has_future: bool
-    is_between_completions: bool
-    exact: TableCell
-    partial_discount: TableCell
-    ratios: Mapping[Ratio | None, TableCell]
-    leave_one_out: TableCell
-
-    def check(self, term: KLTerm) -> None:
-        """Raise `MeaningError` if an option of the term is an empty cell."""
-        ratio = ratio_of(term)
-        cells: list[tuple[TableCell, object]] = [
-            (self.estimator(term), term.estimator),
-            (self.partial_discount if 0 < term.discount < 1 else ALLOWED, f"{term.discount:g}"),
-            (self.ratios[ratio], ratio),
-            (self.leave_one_out if term.baseline == "leave_one_out" else ALLOWED, term.baseline),
-            (ALLOWED if term.influence_bound is None else NO_BOUND_FOR_EXACT, term.influence_bound),
-            (
-                ONLY_FOR_K1 if term.baseline == "token_kl" and not is_sampled_reverse(term) else ALLOWED,
-                f"divergence={term.divergence!r}, estimator={term.estimator!r}",
-            ),
-        ]
-        for cell, value in cells:
-            if cell is not None and (term.estimator == "exact" or not cell.only_exact):
-                raise MeaningError(cell.expected, cell.received.format(value), cell.remedy)
-
-    def estimator(self, term: KLTerm) -> TableCell:
-        """The cell of the term's estimator."""
-        if term.estimator == "exact":
-            return self.exact
-        if term.estimator == "k1_k3" and term.divergence == "reverse" and not self.has_future:
-            return NO_FUTURE_ESTIMATE
-        if term.divergence in get_args(Direction):
-            return SAMPLED_ESTIMATORS[str(term.divergence)][term.estimator]
-        return ALLOWED if term.estimator == "sampled" else SLOPE_OF_A_KL
+def check(term: KLTerm) -> None:
+    """Raise `MeaningError` for the first option that the table does not have: what would be, what is, and a remedy."""
+    for is_refused, expected, received, remedy in _refusals(term):
+        if is_refused:
+            raise MeaningError(expected, received, remedy)
 
 
-ONE_RATIO_PER_COMPLETION = Refusal(
-    "the sequence ratio at level='sequence', whose coefficient is one for all tokens",
-    "ratio={!r}",
-    "write ImportanceWeighting('sequence', ...)",
-)
-
-TOKEN = Family(
-    has_future=False,
-    is_between_completions=False,
-    exact=ALLOWED,
-    partial_discount=Refusal(
-        "no discount at level='token', which is discount 0",
-        "discount={}",
-        "write level='sequence' with the discount (level='future' if it is not the reverse KL), or drop the discount",
-    ),
-    ratios={
-        None: ALLOWED,
-        "token": Refusal(
+def _refusals(term: KLTerm) -> tuple[tuple[bool, str, str, str], ...]:
+    is_exact, ratio, estimator = term.estimator == "exact", ratio_of(term), repr(term.estimator)
+    is_token, future, between = term.level == "token", has_future(term), is_between_completions(term)
+    discounted, leave_one_out = 0 < term.discount < 1, term.baseline == "leave_one_out"
+    is_foreign = not is_exact and term.estimator not in SAMPLED_ESTIMATORS.get(str(term.divergence), ("sampled",))
+    return (
+        (
+            is_exact and between,
+            "a sampled estimator between completions (level='sequence'), whose ratio no sum over one token's "
+            "vocabulary gives",
+            estimator,
+            "write estimator='k3' for the forward KL and 'sampled' for others, or level='token' or 'future'",
+        ),
+        (
+            term.estimator == "k1_k3" and term.divergence == "reverse" and not future,
+            "estimator='k1' or 'exact' at level='token' (discount=0), which has no future to put k3 on",
+            estimator,
+            "write estimator='k1', or level='sequence' with a discount above 0",
+        ),
+        (
+            is_foreign and term.divergence == "reverse",
+            "for the reverse KL estimator='k1', 'k1_k3' or 'exact'",
+            f"{estimator}, whose slope 1 - exp(-l) is the gradient of the forward KL",
+            "write estimator='k1_k3' for k3's low variance with the reverse gradient, or divergence='forward' "
+            "if that was meant; GRPO's term, for study, is zoo.get('k3-loss')",
+        ),
+        (
+            is_foreign and term.divergence == "forward",
+            "for the forward KL estimator='k3' (coefficient 1 - exp(-l)), or 'exact' at level='token'",
+            f"{estimator}, whose coefficient l is the gradient of the reverse KL",
+            "write estimator='k3', or divergence='reverse'",
+        ),
+        (
+            is_foreign,
+            "estimator='sampled' or 'exact' for a divergence that is no KL",
+            f"{estimator}, which has the gradient of a KL",
+            "write estimator='sampled', or divergence='reverse' or 'forward'",
+        ),
+        (
+            is_token and discounted,
+            "no discount at level='token', which is discount 0",
+            f"discount={term.discount:g}",
+            "write level='sequence' with the discount (level='future' if it is not the reverse KL), or drop the "
+            "discount",
+        ),
+        (
+            between and discounted,
+            "discount=1 between completions (level='sequence'), where the coefficient is one for all tokens",
+            f"discount={term.discount:g}",
+            "write level='future' with the discount, or drop the discount",
+        ),
+        (
+            is_token and is_exact and ratio == "token",
             "no token ratio for an exact token term: a sum over the vocabulary needs none, and on stale samples "
             "the term without a ratio is the target on the sampler's prefixes",
-            "ratio={!r}",
+            f"ratio={ratio!r}",
             "write weighting=None, or ImportanceWeighting('prefix', ...) for π's own prefixes",
-            only_exact=True,
         ),
-        "prefix": ALLOWED,
-        "sequence": ALLOWED,
-    },
-    leave_one_out=Refusal(
-        "no baseline for an exact token term (level='token' or discount=0), whose gradient has no sampled score to "
-        "centre",
-        "baseline={!r}",
-        "write baseline='none', or level='sequence' with a discount above 0: the future has a sampled score",
-        only_exact=True,
-    ),
-)
-
-FUTURE = Family(
-    has_future=True,
-    is_between_completions=False,
-    exact=ALLOWED,
-    partial_discount=ALLOWED,
-    ratios={
-        None: ALLOWED,
-        "token": Refusal(
+        (
+            future and ratio == "token",
             "a ratio that covers the prefix, for a term with a future",
-            "ratio={!r}, which leaves the sampler's prefixes in the expectation",
+            f"ratio={ratio!r}, which leaves the sampler's prefixes in the expectation",
             "write ImportanceWeighting('prefix', ...), or level='token' for the target on the sampler's prefixes",
         ),
-        "prefix": ALLOWED,
-        "sequence": ALLOWED,
-    },
-    leave_one_out=ALLOWED,
-)
-
-BETWEEN_COMPLETIONS = Family(
-    has_future=False,
-    is_between_completions=True,
-    exact=Refusal(
-        "a sampled estimator between completions (level='sequence'), whose ratio no sum over one token's vocabulary "
-        "gives",
-        "{!r}",
-        "write estimator='k3' for the forward KL and 'sampled' for others, or level='token' or 'future'",
-    ),
-    partial_discount=Refusal(
-        "discount=1 between completions (level='sequence'), where the coefficient is one for all tokens",
-        "discount={}",
-        "write level='future' with the discount, or drop the discount",
-    ),
-    ratios={None: ALLOWED, "token": ONE_RATIO_PER_COMPLETION, "prefix": ONE_RATIO_PER_COMPLETION, "sequence": ALLOWED},
-    leave_one_out=ALLOWED,
-)
-
-
-def family_of(term: KLTerm) -> Family:
-    """The family by level; between completions the reverse KL is a sum over tokens, each with its future."""
-    if term.level == "token":
-        return TOKEN
-    return FUTURE if term.level == "future" or term.divergence == "reverse" else BETWEEN_COMPLETIONS
-
-
-def is_sampled_reverse(term: KLTerm) -> bool:
-    """Whether the term is the reverse KL by sampled log-ratios."""
-    return term.divergence == "reverse" and term.estimator != "exact"
+        (
+            between and ratio in ("token", "prefix"),
+            "the sequence ratio at level='sequence', whose coefficient is one for all tokens",
+            f"ratio={ratio!r}",
+            "write ImportanceWeighting('sequence', ...)",
+        ),
+        (
+            is_token and is_exact and leave_one_out,
+            "no baseline for an exact token term (level='token' or discount=0), whose gradient has no sampled score "
+            "to centre",
+            f"baseline={term.baseline!r}",
+            "write baseline='none', or level='sequence' with a discount above 0: the future has a sampled score",
+        ),
+        (
+            is_exact and term.influence_bound is not None,
+            "no influence bound for estimator='exact', which sums over the vocabulary",
+            f"influence_bound={term.influence_bound}",
+            "drop the bound, or use a sampled estimator",
+        ),
+        (
+            term.baseline == "token_kl" and (is_exact or term.divergence != "reverse"),
+            "baseline='token_kl' with a sampled reverse KL, whose l_t has the mean KL_t",
+            f"divergence={term.divergence!r}, estimator={estimator}",
+            "write divergence='reverse' and estimator='k1', or baseline='none'",
+        ),
+    )
 
 
 def ratio_of(term: KLTerm) -> Ratio | None:
@@ -358,22 +279,13 @@ class Formula:
         return "; ".join([gradient, self.unit, self.sampling, *self.notes])
 
 
-class WeightSymbols(NamedTuple):
-    """How the weights of token t, of a later token s and of their prefixes alone are written; empty on-policy."""
-
-    own: str
-    own_later: str
-    before: str
-    before_later: str
-
-
 SYMBOLS = {
-    None: WeightSymbols("", "", "", ""),
-    "token": WeightSymbols("r_t ", "r_s ", "", ""),
-    "prefix": WeightSymbols("w_t ", "w_s ", "w_{t-1} ", "w_{s-1} "),
-    "sequence": WeightSymbols("w_T ", "w_T ", "w_T ", "w_T "),
+    None: ("", "", "", ""),
+    "token": ("r_t ", "r_s ", "", ""),
+    "prefix": ("w_t ", "w_s ", "w_{t-1} ", "w_{s-1} "),
+    "sequence": ("w_T ", "w_T ", "w_T ", "w_T "),
 }
-"""The symbols of the weights, by ratio."""
+"""By ratio, the weight of token t, of a later token s, and of the prefixes of both."""
 
 
 def formula(term: KLTerm) -> Formula:
@@ -383,27 +295,28 @@ def formula(term: KLTerm) -> Formula:
         divergence=KLS.get(str(term.divergence), term.generator.name),
         where=f", {WHERE[term.level]}",
         sampler="π" if ratio is None else "μ",
-        body=_body(term, SYMBOLS[ratio]),
+        body=_body(term),
         unit=UNITS[term.reduction],
         sampling="on-policy" if ratio is None else f"off-policy by the {ratio} ratio",
         notes=_notes(term),
     )
 
 
-def _body(term: KLTerm, weight: WeightSymbols) -> str:
+def _body(term: KLTerm) -> str:
     """What is summed over t inside the expectation: the token's own part, then the future."""
-    family, of_reverse = family_of(term), term.divergence == "reverse"
+    own, own_later, before, before_later = SYMBOLS[ratio_of(term)]
+    of_reverse = term.divergence == "reverse"
     discount = "" if term.discount == 1 else f"{term.discount:g}^(s-t) "
-    future = f" + Σ_{{s>t}} {discount}" if family.has_future else ""
+    future = f" + Σ_{{s>t}} {discount}" if has_future(term) else ""
     if term.estimator == "exact":
         symbol = "KL" if str(term.divergence) in KLS else "D"
-        later = f"{future}{weight.before_later}{symbol}_s {SCORE}" if future else ""
-        return f"{weight.before}∇{symbol}_t{later}"
-    at = "Σ_s l_s" if family.is_between_completions else "l_t"
+        later = f"{future}{before_later}{symbol}_s {SCORE}" if future else ""
+        return f"{before}∇{symbol}_t{later}"
+    at = "Σ_s l_s" if is_between_completions(term) else "l_t"
     slope = re.sub(r"\bl\b", at, term.generator.formula)
-    own = f"{weight.own}{slope if of_reverse else f'({slope})'}"
+    own += slope if of_reverse else f"({slope})"
     excess = {"k1": "l_s", "k1_k3": "k3(l_s)"}.get(term.estimator, "f(u_s)/u_s")
-    later = f"{future}{weight.own_later}{excess}" if future else ""
+    later = f"{future}{own_later}{excess}" if future else ""
     return f"({own}{later}) {SCORE}" if future or of_reverse else f"{own} {SCORE}"
 
 
@@ -456,12 +369,12 @@ class TermParts(NamedTuple):
 
 def contributions(term: KLTerm, rollout: Rollout) -> Contributions:
     """The slope on the token's own score; as the estimate the excess, or for k1 the log-ratio itself."""
-    generator, family, at = term.generator, family_of(term), rollout.log_ratio
-    if family.is_between_completions:
+    generator, at = term.generator, rollout.log_ratio
+    if is_between_completions(term):
         whole = credit.whole(at, rollout.mask)
         return Contributions(generator.slope(whole), None, generator.excess(at.sum(-1, keepdim=True)))
     estimate = at if term.estimator == "k1" else generator.excess(at)
-    return Contributions(generator.slope(at), estimate if family.has_future else None, estimate)
+    return Contributions(generator.slope(at), estimate if has_future(term) else None, estimate)
 
 
 def term_parts(term: KLTerm, rollout: Rollout, weights: Weights) -> TermParts:
@@ -469,8 +382,7 @@ def term_parts(term: KLTerm, rollout: Rollout, weights: Weights) -> TermParts:
     if term.estimator == "exact":
         pathwise = weights.before * full_divergence(term, rollout)
         value = pathwise.detach()
-        later = value if family_of(term).has_future else None
-        return TermParts(torch.zeros_like(value), later, value.sum(-1), pathwise)
+        return TermParts(torch.zeros_like(value), value if has_future(term) else None, value.sum(-1), pathwise)
     own, later, estimate = contributions(term, rollout)
     present = weights.own * clip_influence(own, term.influence_bound)
     later = None if later is None else weights.own * clip_influence(later, term.influence_bound)

@@ -146,6 +146,10 @@ class Framework:
 # Audits of the frameworks as they were when they were last made: one JSON file each, written by `make frameworks`.
 
 
+SHOWN = ("looks ahead", "samples", "unit")
+"""Parts that are told beside the divergence, in a line."""
+
+
 @dataclass(frozen=True)
 class Recorded:
     """The audit of one framework.
@@ -182,6 +186,13 @@ class Recorded:
     def row_of(self, setting: str) -> list[str] | None:
         """The cells of a setting, or None."""
         return next((row for row in self.rows if row[0] == setting), None)
+
+    def parts_of(self, setting: str) -> str:
+        """What a setting descends, in one line: the divergence, and the parts that a user chooses."""
+        row = self.row_of(setting)
+        assert row, f"{setting} is not in the record of {self.framework}"
+        parts = dict(zip(self.columns, row, strict=True))
+        return "; ".join([parts["divergence"], *(f"{part}: {parts[part]}" for part in SHOWN)])
 
     def history_before(self, version: str) -> list[tuple[str, str, list[str]]]:
         """The history of a record of another version, which this one then belongs to."""

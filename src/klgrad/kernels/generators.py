@@ -21,20 +21,14 @@ The same formulas in Triton are in `tiles_triton.py`.
 """
 
 import math
-from functools import cache
+from functools import lru_cache
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..core.divergences import (
-    TOTAL_VARIATION,
-    Divergence,
-    Mixture,
-    alpha,
-    huber,
-    jensen_shannon,
-)
+from ..core.divergences import TOTAL_VARIATION, Divergence, Mixture, alpha, huber, jensen_shannon
+from ..core.estimators import Function
 from .state import NEAR
 
 Kind = Literal["alpha", "jensen-shannon", "total-variation", "huber"]
@@ -53,22 +47,27 @@ class GeneratorPart(NamedTuple):
     parameter: float
 
 
-@cache
 def parts_of(divergence: Divergence) -> tuple[GeneratorPart, ...] | None:
     """The generators of which a divergence is the weighted sum; None if one of them is not in this file.
 
     A generator is known by its curve, whoever wrote it: a few points give its parameter, and the others must agree.
     """
-    if isinstance(divergence, Mixture):
-        parts: list[GeneratorPart] = []
-        for weight, one in divergence.parts:
-            inner = parts_of(one)
-            if inner is None:
-                return None
-            parts += [part._replace(weight=weight * part.weight) for part in inner]
-        return tuple(parts)
+    if not isinstance(divergence, Mixture):
+        return _alone(divergence.slope, divergence.excess)
+    parts: list[GeneratorPart] = []
+    for weight, one in divergence.parts:
+        inner = parts_of(one)
+        if inner is None:
+            return None
+        parts += [part._replace(weight=weight * part.weight) for part in inner]
+    return tuple(parts)
+
+
+@lru_cache
+def _alone(slope: Function, excess: Function) -> tuple[GeneratorPart] | None:
+    """Those of one divergence. Its functions are the key, because two divergences may have one name."""
     points = torch.tensor([-40.0, -30.0, -1.0, 1.0, 600.0], dtype=torch.float64)
-    lowest, low, left, right, highest = divergence.slope(points).tolist()
+    lowest, low, left, right, highest = slope(points).tolist()
     candidates: list[tuple[Kind, float, Divergence]] = [("total-variation", 0.0, TOTAL_VARIATION)]
     if left * right < 0:
         order = round(1 - math.log(-left / right), DIGITS)
@@ -78,16 +77,12 @@ def parts_of(divergence: Divergence) -> tuple[GeneratorPart, ...] | None:
         candidates.append(("jensen-shannon", beta, jensen_shannon(beta)))
     if 0 < highest < math.inf:
         candidates.append(("huber", highest, huber(highest)))
+    at = torch.linspace(-25, 25, 101, dtype=torch.float64)
+    same = lambda one, other: torch.allclose(one(at), other(at), rtol=1e-9, atol=1e-12)
     for kind, parameter, known in candidates:
-        if _same(divergence, known):
+        if same(slope, known.slope) and same(excess, known.excess):
             return (GeneratorPart(1.0, kind, parameter),)
     return None
-
-
-def _same(one: Divergence, other: Divergence) -> bool:
-    at = torch.linspace(-25, 25, 101, dtype=torch.float64)
-    pairs = ((one.slope(at), other.slope(at)), (one.excess(at), other.excess(at)))
-    return all(torch.allclose(x, y, rtol=1e-9, atol=1e-12) for x, y in pairs)
 
 
 def terms(divergence: Divergence, log_p: Tensor, log_q: Tensor, log_ratio: Tensor) -> Tensor:

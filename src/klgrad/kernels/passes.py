@@ -196,11 +196,7 @@ def gradients(
 
 
 def _chunk(
-    operands: Operands,
-    rows: slice,
-    kept: Tensor | None,
-    recomputed: Iterator[tuple[range, Tensor]],
-    total: Gradients,
+    operands: Operands, rows: slice, kept: Tensor | None, recomputed: Iterator[tuple[range, Tensor]], total: Gradients
 ) -> None:
     """One chunk of tokens: one product for all kept tiles, and one for each other tile."""
     done = 0 if kept is None else kept.shape[1]

@@ -3,23 +3,31 @@
 Reading these formats cannot run code.
 """
 
+from __future__ import annotations
+
 import difflib
 import glob
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from types import ModuleType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..core.rollout import ROUNDING_STEPS, Rollout, invalid_log_probs, what_is_wrong
-from ..errors import LogError, MissingExtraError, RolloutError
-from ..support import ROLES, WHOSE, Json, role_of
+from ..core.rollout import ROUNDING_STEPS, Rollout, is_invalid, what_is_wrong
+from ..errors import KlgradError, LogError, MissingExtraError, RolloutError
+from ..support import ROLES, Json, role_of
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pyarrow as pa
+    from numpy.lib.npyio import NpzFile
+    from pyarrow.parquet import ParquetFile
 
 # Finds the column of each role by the names that frameworks use.
 
@@ -28,8 +36,6 @@ PER_TOKEN = ("logp", "ref_logp", "old_logp", "behavior_logp")
 
 PER_ROW = ("group", "by")
 """Roles with one value per completion: its prompt, and what a report is split by (`--by`)."""
-
-REMEDY = "name it with --column {role}=NAME"
 
 EXAMPLES = {
     "logp": ("logp", "per_token_logps", "log_prob", "action_log_probs", "trainer_logprobs"),
@@ -60,12 +66,11 @@ def assign(present: Sequence[str], chosen: dict[str, str]) -> dict[str, str]:
         names["logp"] = names.pop("old_logp")
     for role in ("logp", "ref_logp"):
         if role not in names:
-            near = _nearest(role, present)
-            hint = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
+            near = _did_you_mean(role, [name for name in present if role_of(name) is None])
             raise LogError(
                 f"a column of per-token log-probs for `{role}`, such as {', '.join(EXAMPLES[role])}",
-                f"columns {_join_names(present)}",
-                hint + REMEDY.format(role=role),
+                f"columns {', '.join(present) or '(none)'}",
+                f"{near}name it with --column {role}=NAME",
             )
     return {role: names[role] for role in (*ROLES, "by") if role in names}
 
@@ -86,37 +91,25 @@ def parse_choices(choices: Iterable[str]) -> dict[str, str]:
     return names
 
 
-def suggest_other_column(role: str) -> str:
+def _did_you_mean(name: str, present: Sequence[str]) -> str:
+    near = difflib.get_close_matches(name, present, cutoff=0.5)
+    return f"did you mean {' or '.join(map(repr, near))}? " if near else ""
+
+
+def _other_column(role: str) -> str:
     """The remedy that names another column for a role, or none."""
-    if role == "by":
-        return "name another column with --by NAME"
     return f"name another column with --column {role}=NAME" + (f", or none with {role}=" * (role not in EXAMPLES))
 
 
 def _check_choice(role: str, name: str, present: Sequence[str]) -> str:
-    if name in present:
-        return name
-    near = difflib.get_close_matches(name, present, n=3, cutoff=0.5)
-    other = "name a column that there is with --by NAME" if role == "by" else REMEDY.format(role=role)
-    remedy = f"did you mean {' or '.join(map(repr, near))}?" if near else other
-    raise LogError(f"a column {name!r} for `{role}`", f"columns {_join_names(present)}", remedy)
-
-
-def _nearest(role: str, present: Sequence[str]) -> list[str]:
-    """Up to three columns whose names are similar to a name of the role, without those recognised as another role."""
-    known = {f"{word}_{stem}".strip("_") for word in WHOSE[role] for stem in ("logp", "logps", "logprobs", "log_probs")}
-    score = {
-        name: max(difflib.SequenceMatcher(None, name.lower(), like).ratio() for like in {*known, *EXAMPLES[role]})
-        for name in present
-        if (recognised := role_of(name)) is None or recognised[0] == role
-    }
-    return sorted((name for name in score if score[name] >= 0.6), key=lambda name: -score[name])[:3]
-
-
-def _join_names(names: Sequence[str], most: int = 20) -> str:
-    if not names:
-        return "(none)"
-    return ", ".join(map(str, names[:most])) + (f" and {len(names) - most} more" if len(names) > most else "")
+    if name not in present:
+        option = "--by NAME" if role == "by" else f"--column {role}=NAME"
+        raise LogError(
+            f"a column {name!r} for `{role}`",
+            f"columns {', '.join(present) or '(none)'}",
+            f"{_did_you_mean(name, present)}name one that there is with {option}",
+        )
+    return name
 
 
 # Numbers prompt identifiers, and other values of rows, in the order of their first occurrence.
@@ -125,48 +118,8 @@ LONGEST_IDENTIFIER = 64
 """Largest number of characters of a prompt's identifier that is stored unchanged; a longer one, such as a whole prompt,
 is stored as a digest."""
 
-
 Known = dict[str, dict[object, int]]
-"""The numbers of identifiers, by role; several files of one run share them."""
-
-
-class Numbering:
-    """Numbers identifiers. Its memory grows with the number of prompts, not with the number of tokens.
-
-    New ones are added to `known`. `name`, `unit` and `what` are for errors: the column, `row` or `line`, and what the
-    column has. Long identifiers are stored too if they are `shown`.
-    """
-
-    def __init__(
-        self, name: str, unit: str, known: dict[object, int], what: str = "prompt", *, shown: bool = False
-    ) -> None:
-        self._name, self._unit, self._known, self._what, self._shown = name, unit, known, what, shown
-
-    def number(self, identifiers: Iterable[object], rows: Tensor) -> Tensor:
-        """(B,) numbers from 0; equal identifiers have equal numbers, in this and all later calls."""
-        values = list(identifiers)
-        seen: dict[int, int] = {}  # digest a long prompt once if many rows share the object
-        for i, x in enumerate(values):
-            if id(x) not in seen:
-                seen[id(x)] = self._known.setdefault(self._check(x, int(rows[i])), len(self._known))
-        return torch.tensor([seen[id(x)] for x in values], dtype=torch.int64)
-
-    def _check(self, x: object, row: int) -> object:
-        """The key of an identifier, after checks."""
-        if x is None or x != x:
-            raise LogError(
-                f"the completion's {self._what} in `{self._name}` in every row",
-                f"{'null' if x is None else 'NaN'} in {self._unit} {row}",
-                "log it for every completion, or leave the column out",
-            )
-        try:
-            return _key(x, whole=self._shown)
-        except (ValueError, RecursionError) as error:
-            raise LogError(
-                f"a {self._what} in `{self._name}` that can be written as JSON",
-                f"{error} in {self._unit} {row}",
-                "log a number or a hash of the prompt, or leave the column out with --column group=",
-            ) from error
+"""The numbers of identifiers, by role; several files of one run share them, and their memory grows with the prompts."""
 
 
 def _key(x: object, *, whole: bool) -> object:
@@ -333,7 +286,7 @@ def _raise_with_place(chunk: Chunk) -> None:
     """Raise an error for the first invalid value in the order of the file, with its row and column name there."""
     places: list[tuple[int, str]] = []
     for role, x in chunk.columns.items():
-        invalid = torch.nonzero(invalid_log_probs(x))
+        invalid = torch.nonzero(is_invalid(x))
         places += [(int(invalid[0]), role)] if len(invalid) else []
     if places:
         at, role = min(places)
@@ -357,10 +310,10 @@ CODE = (".pkl", ".pickle", ".pt", ".pth", ".bin", ".joblib")
 class DecodedRows(NamedTuple):
     """Completions as the file has them: numbers per token and values per completion by role.
 
-    `numbers` are those of the rows in the file, `share` is the share of the file up to the last of them.
+    `rows` are the numbers of the rows in the file, `share` is the share of the file up to the last of them.
     """
 
-    numbers: Tensor
+    rows: Tensor
     tokens: dict[str, Ragged]
     values: dict[str, list[object]]
     share: float
@@ -376,17 +329,11 @@ class Log:
 
     def chunks(self, chunk_tokens: int, known: Known) -> Iterator[Chunk]:
         """Read the file once; `known` has the numbers of prompts of earlier files, and gets those of this one."""
-        what = {"group": "prompt", "by": "value"}
-        labels = {
-            role: Numbering(name, self.unit, known.setdefault(role, {}), what[role], shown=role == "by")
-            for role, name in self.columns.items()
-            if role in PER_ROW
-        }
         held: list[tuple[DecodedRows, dict[str, Tensor]]] = []
         tokens = 0
         for part in self.decode():
             # Numbered here, so that the texts of long prompts are not held.
-            per_row = {role: labels[role].number(part.values[role], part.numbers) for role in labels}
+            per_row = {role: self._number(role, part, known.setdefault(role, {})) for role in part.values}
             held.append((part._replace(values={}), per_row))
             tokens += len(part.tokens["logp"].values)
             if tokens >= chunk_tokens:
@@ -395,14 +342,26 @@ class Log:
         if held:
             yield self._join(held)
 
+    def _number(self, role: str, part: DecodedRows, known: dict[object, int]) -> Tensor:
+        """(B,) numbers from 0; equal identifiers have equal numbers, and new ones are added to `known`."""
+        numbers: list[int] = []
+        for row, x in zip(part.rows.tolist(), part.values[role], strict=True):
+            if x is None or x != x:
+                raise LogError(
+                    f"the completion's {'value' if role == 'by' else 'prompt'} in `{self.columns[role]}` in every row",
+                    f"{'null' if x is None else 'NaN'} in {self.unit} {row}",
+                    "log it for every completion, or leave the column out",
+                )
+            numbers.append(known.setdefault(_key(x, whole=role == "by"), len(known)))
+        return torch.tensor(numbers, dtype=torch.int64)
+
     def _join(self, held: list[tuple[DecodedRows, dict[str, Tensor]]]) -> Chunk:
-        parts = [part for part, _ in held]
-        tokens = {}
+        parts, tokens = [part for part, _ in held], {}
         for role in parts[0].tokens:
             columns = [part.tokens[role] for part in parts]
             tokens[role] = Ragged(torch.cat([x.values for x in columns]), torch.cat([x.lengths for x in columns]))
         per_row = {role: torch.cat([numbers[role] for _, numbers in held]) for role in held[0][1]}
-        rows = torch.cat([part.numbers for part in parts])
+        rows = torch.cat([part.rows for part in parts])
         return build(rows, self.unit, tokens, per_row, parts[-1].share, self.columns)
 
 
@@ -428,46 +387,55 @@ def open_log(path: Path, chosen: dict[str, str]) -> Log:
 READ_BUFFER = 2**20
 """Size in bytes of the buffer for reading a column; otherwise a whole row group would be read at once."""
 
-REWRITE = "write the file again: it was cut off, or is not Parquet"
-
 
 def _open_parquet(path: Path, chosen: dict[str, str]) -> Log:
     try:
-        import pyarrow as pa
         import pyarrow.parquet as pq
     except ImportError as error:
         raise MissingExtraError("pyarrow, to read Parquet", "no such package", "pip install 'klgrad[logs]'") from error
-    try:
+    with _complete(path):
         # It need not be closed: nothing is written, and the object is freed together with the reader.
         file = pq.ParquetFile(path, pre_buffer=False, buffer_size=READ_BUFFER)
         schema = file.schema_arrow
-        present = schema.names
-    except (pa.ArrowException, OSError, ValueError) as error:  # a ValueError if a name is not UTF-8
-        raise LogError("a complete Parquet file", f"{path}: {_first_line(error)}", REWRITE) from error
-    names = assign(present, chosen)
+        names = assign(schema.names, chosen)
     for role, name in names.items():
-        if present.count(name) > 1:
-            raise LogError(f"one column `{name}`", f"{present.count(name)} columns of that name", "write it once")
+        if schema.names.count(name) > 1:
+            raise LogError(f"one column `{name}`", f"{schema.names.count(name)} columns of that name", "write it once")
         if role not in PER_ROW:
-            _check_type(pa, role, name, schema.field(name).type)
-    return Log(names, "row", lambda: _decode_parquet(pa, path, file, names))
+            _check_type(role, name, schema.field(name).type)
+    return Log(names, "row", lambda: _decode_parquet(path, file, names))
 
 
-def _check_type(pa: ModuleType, role: str, name: str, kind: Any) -> None:
-    is_list = any(test(kind) for test in (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list))
-    tests = [pa.types.is_floating] + ([pa.types.is_integer, pa.types.is_boolean] if role == "mask" else [])
+@contextmanager
+def _complete(path: Path) -> Iterator[None]:
+    import pyarrow as pa
+
+    try:
+        yield
+    except KlgradError:
+        raise
+    except (pa.ArrowException, OSError, ValueError) as error:  # a ValueError if a name is not UTF-8
+        remedy = "write the file again: it was cut off, or is not Parquet"
+        raise LogError("a complete Parquet file", f"{path}: {_first_line(error)}", remedy) from error
+
+
+def _check_type(role: str, name: str, kind: pa.DataType) -> None:
+    from pyarrow import types
+
+    is_list = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
+    tests = [types.is_floating] + ([types.is_integer, types.is_boolean] if role == "mask" else [])
     if not is_list or not any(test(kind.value_type) for test in tests):
         wanted = "numbers or booleans" if role == "mask" else "floats"
         raise LogError(
             f"`{name}` as lists of {wanted}, one list per completion",
             f"a column of {kind}",
-            f"log per-token values, or {suggest_other_column(role)}",
+            f"log per-token values, or {_other_column(role)}",
         )
 
 
-def _decode_parquet(pa: ModuleType, path: Path, file: Any, names: dict[str, str]) -> Iterator[DecodedRows]:
+def _decode_parquet(path: Path, file: ParquetFile, names: dict[str, str]) -> Iterator[DecodedRows]:
     rows, done = file.metadata.num_rows, 0
-    try:
+    with _complete(path):
         for batch in file.iter_batches(DECODED_ROWS, columns=list(dict.fromkeys(names.values()))):
             numbers = torch.arange(done, done + batch.num_rows)
             tokens = {
@@ -475,16 +443,10 @@ def _decode_parquet(pa: ModuleType, path: Path, file: Any, names: dict[str, str]
             }
             values = {role: batch.column(names[role]).to_pylist() for role in PER_ROW if role in names}
             done += batch.num_rows
-            yield DecodedRows(numbers, tokens, values, done / max(rows, 1))
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise LogError(
-            f"a complete Parquet file of {rows} rows", f"{path}: {_first_line(error)} after row {done}", REWRITE
-        ) from error
-    if done != rows:
-        raise LogError(f"{rows} rows in {path}, as its metadata state", f"{done} rows", REWRITE)
+            yield DecodedRows(numbers, tokens, values, done / rows)
 
 
-def _lists(column: Any, name: str, rows: Tensor) -> Ragged:
+def _lists(column: pa.Array, name: str, rows: Tensor) -> Ragged:
     if column.null_count:
         at = column.is_null().to_pylist().index(True)
         raise LogError(
@@ -540,49 +502,48 @@ def _records(path: Path) -> Iterator[tuple[int, Json, int]]:
 
 
 def _decode_jsonl(path: Path, names: dict[str, str]) -> Iterator[DecodedRows]:
-    size = path.stat().st_size
-    rows = (
-        (number, {role: _entry(record, role, name, number) for role, name in names.items()}, done)
-        for number, record, done in _records(path)
-    )
-    while part := list(islice(rows, DECODED_ROWS)):
-        tokens = {}
-        for role in [role for role in names if role not in PER_ROW]:
-            lists = [row[role] for _, row, _ in part]
-            tokens[role] = Ragged(torch.cat(lists), torch.tensor([len(x) for x in lists]))
-        values = {role: [row[role] for _, row, _ in part] for role in PER_ROW if role in names}
-        yield DecodedRows(torch.tensor([number for number, _, _ in part]), tokens, values, part[-1][2] / size)
+    size, records = path.stat().st_size, _records(path)
+    while part := list(islice(records, DECODED_ROWS)):
+        tokens, values = {}, {}
+        for role, name in names.items():
+            column = [_value(record, name, number) for number, record, _ in part]
+            if role in PER_ROW:
+                values[role] = column
+            else:
+                lists = [_tensor(x, role, name, number) for x, (number, *_) in zip(column, part, strict=True)]
+                tokens[role] = Ragged(torch.cat(lists), torch.tensor([len(x) for x in lists]))
+        yield DecodedRows(torch.tensor([number for number, *_ in part]), tokens, values, part[-1][2] / size)
 
 
-def _entry(record: Json, role: str, name: str, number: int) -> Any:
-    """A value of a line: a tensor if it has one number per token."""
+def _value(record: Json, name: str, number: int) -> object:
     if name not in record:
         raise LogError(
             f"`{name}` in every line, as in the first", f"line {number} without it", "remove the line, or log the value"
         )
-    value = record[name]
-    if role in PER_ROW:
-        return value
+    return record[name]
+
+
+def _tensor(value: object, role: str, name: str, number: int) -> Tensor:
+    """The numbers of a line in float32, in which trainers compute: a log-prob of 1e-7 is rounding there."""
     if not isinstance(value, list):
         raise LogError(
             f"`{name}` as a list, one number per token",
             f"{type(value).__name__} in line {number}",
-            f"log per-token values, or {suggest_other_column(role)}",
+            f"log per-token values, or {_other_column(role)}",
         )
     try:
-        # float32, in which trainers compute: there a log-prob of 1e-7 is rounding; in float64 it would be an error.
         numbers = torch.tensor(value, dtype=torch.float32)
-        if numbers.ndim != 1:
-            raise TypeError("lists in a list")
-        return numbers
-    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        numbers = torch.empty(0, 0)
+    if numbers.ndim != 1:
         is_number = lambda x: isinstance(x, float) or (isinstance(x, int) and abs(x) < 2**63)
-        token = next((i for i, x in enumerate(value) if not is_number(x)), 0)
+        token = next(i for i, x in enumerate(value) if not is_number(x))
         raise LogError(
             f"a number per token in `{name}`",
-            f"{json.dumps(value[token])[:40] if value else value} at line {number}, token {token}",
+            f"{json.dumps(value[token])[:40]} at line {number}, token {token}",
             "log a number for every token, and mask the tokens to ignore",
-        ) from error
+        )
+    return numbers
 
 
 # NPZ: rectangular arrays.
@@ -592,18 +553,22 @@ KINDS = {"mask": "biuf", **dict.fromkeys(PER_TOKEN, "f")}
 
 
 def _open_npz(path: Path, chosen: dict[str, str]) -> Log:
-    names = assign(_load(path, lambda archive: archive.files), chosen)
+    with _archive(path) as archive:
+        names = assign(archive.files, chosen)
     return Log(names, "row", lambda: _decode_npz(path, names))
 
 
-def _load(path: Path, get: Callable[[Any], Any]) -> Any:
+@contextmanager
+def _archive(path: Path) -> Iterator[NpzFile]:
     try:
         import numpy
     except ImportError as error:
         raise MissingExtraError("numpy, to read NPZ", "no such package", "pip install 'klgrad[logs]'") from error
     try:
         with path.open("rb") as file, numpy.load(file, allow_pickle=False) as archive:
-            return get(archive)
+            yield archive
+    except KlgradError:
+        raise
     except Exception as error:  # NumPy raises errors of many kinds for a damaged file
         raise LogError(
             "a complete NPZ file with arrays of numbers",
@@ -614,13 +579,10 @@ def _load(path: Path, get: Callable[[Any], Any]) -> Any:
 
 
 def _decode_npz(path: Path, names: dict[str, str]) -> Iterator[DecodedRows]:
-    import numpy
-
-    # A damaged array is read as plain bytes, which have no shape.
-    arrays = _load(path, lambda archive: {role: numpy.asarray(archive[name]) for role, name in names.items()})
-    _check_arrays(arrays, names)
+    with _archive(path) as archive:
+        arrays = {role: archive[name] for role, name in names.items()}
+        _check_arrays(arrays, names)
     rows, width = arrays["logp"].shape
-    arrays = {role: x.astype(x.dtype.newbyteorder("="), copy=False) for role, x in arrays.items()}
     for start in range(0, rows, DECODED_ROWS):
         part = {role: x[start : start + DECODED_ROWS] for role, x in arrays.items()}
         values = {role: part.pop(role).tolist() for role in PER_ROW if role in part}
@@ -630,15 +592,15 @@ def _decode_npz(path: Path, names: dict[str, str]) -> Iterator[DecodedRows]:
         yield DecodedRows(torch.arange(start, end), tokens, values, end / rows)
 
 
-def _check_arrays(arrays: Json, names: dict[str, str]) -> None:
+def _check_arrays(arrays: dict[str, np.ndarray], names: dict[str, str]) -> None:
     shape = arrays["logp"].shape
+    if len(shape) != 2:
+        raise LogError(f"`{names['logp']}` of shape (B, T)", f"shape {shape}", "pad the completions to one length")
     for role, array in arrays.items():
-        once = role in PER_ROW
-        expected = shape[:1] if once else shape
-        if len(shape) != 2 or array.shape != expected:
+        expected, what = (shape[:1], "one entry per completion") if role in PER_ROW else (shape, "as the log-probs")
+        if array.shape != expected:
             raise LogError(
-                f"`{names[role]}` of shape {f'{expected}, one entry per completion' if once else '(B, T)'}"
-                + (f", as `{names['logp']}` with {shape}" if len(shape) == 2 and not once else ""),
+                f"`{names[role]}` of shape {expected}, {what}",
                 f"shape {array.shape}",
                 "pad the completions to one length and save a mask",
             )

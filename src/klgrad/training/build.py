@@ -10,7 +10,7 @@ from ..trl.config_checks import teachers_of
 from ..trl.contract import avoid_cudnn_attention
 from ..trl.kl_trainer import check_prompts
 from .checkpoint import RunTrainer
-from .data import Data, Reward, checked, data_of, probe, reward_count
+from .data import Data, Reward, checked, data_of, has_reward, probe
 from .evaluate import Evaluator, TeacherComparison
 from .settings import RunSettings
 
@@ -67,12 +67,6 @@ def _with_layers(name: str, layers: int | None) -> str:
 
 def _check(settings: RunSettings) -> None:
     training, policy = settings.training, settings.policy
-    if training.teacher is not None and policy.use_peft:
-        raise SettingError(
-            "a teacher without `use_peft`",
-            "both",
-            "leave one out: with adapters the reference is the model without them, and not the teacher",
-        )
     if policy.model_revision != "main" and policy.model_name_or_path is None:
         raise SettingError(
             "`model` with `model_revision`",
@@ -83,26 +77,11 @@ def _check(settings: RunSettings) -> None:
         raise SettingError(
             "`eval_greedy` without `use_vllm`", "both", "leave one out: the sampling of vLLM is fixed when it starts"
         )
-    _check_rewards(settings)
-    if training.save_only_model and str(training.save_strategy) != "SaveStrategy.NO":
-        raise SettingError("complete checkpoints", "save_only_model=True", "leave it out: --resume needs the optimizer")
-
-
-def _check_rewards(settings: RunSettings) -> None:
-    count, weights = reward_count(settings.run), settings.training.reward_weights
-    if not settings.rewarded:
-        count = 0
-    elif count == 0:
+    if settings.rewarded and not has_reward(settings.run):
         raise SettingError(
             "a reward for a dataset of prompts",
             "none",
             "give --reward package.module:function, or use klgrad distill, which needs none",
-        )
-    if weights is not None and len(weights) != count:
-        raise SettingError(
-            f"{count} `reward_weights`, one for each reward",
-            f"{len(weights)}",
-            "give one for each, in the order of --reward" if count else "leave them out: this run has no reward",
         )
 
 

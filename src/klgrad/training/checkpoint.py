@@ -15,59 +15,23 @@ from ..errors import RunError
 from ..support import Model, write_whole
 from ..trl import KLTrainer
 from ..trl.compat import checkpoint_folder, load_weights, save_in_one_piece
-from ..trl.state_files import load_parts, read_state, save_parts
+from ..trl.state_files import load_parts, save_parts
 
 REFERENCE = "klgrad_reference.safetensors"
 """The reference, in a checkpoint of a run in which it moves (`sync_ref_model`)."""
 
-
-def check_fits(trainer: "RunTrainer", folder: Path) -> None:
-    """Refuse a checkpoint of another model: `Trainer` would load those weights that have the same names."""
-    theirs, ours = (read_state(folder, 0) or {}).get("parameters"), trainer.parameter_shapes
-    if not isinstance(theirs, dict) or theirs == ours:
-        return
-    name = next(name for name in (*theirs, *ours) if theirs.get(name) != ours.get(name))
-    raise RunError(
-        f"the model of {folder.name}, in which {name} {_in_words(theirs.get(name))}",
-        f"a model in which it {_in_words(ours.get(name))}",
-        "resume with the model, the layers and the adapters that the run was started with, or start another run with "
-        "another --output_dir",
-    )
-
-
-def shapes(model: torch.nn.Module) -> dict[str, list[int]]:
-    """The full shape of every parameter; `ds_shape` is DeepSpeed's name for it where parameters are sharded."""
-    return {name: list(getattr(p, "ds_shape", p.shape)) for name, p in model.named_parameters()}
-
-
-def _in_words(shape: list[int] | None) -> str:
-    return "is missing" if shape is None else f"has shape {tuple(shape)}"
-
-
-# Which checkpoints of a run are complete: those with a manifest, which is written last, and the files that it names.
+# Which checkpoints of a run are complete.
 #
 # transformers' `get_last_checkpoint` and `rotate_checkpoints` go by step numbers alone: they would resume from a
-# checkpoint that was not finished, and count it among those to keep.
+# checkpoint that a kill has cut off, and count it among those to keep.
 
-MANIFEST, STATE = "klgrad_manifest.json", "trainer_state.json"
+SEAL, STATE = "klgrad_manifest.json", "trainer_state.json"
+"""The file that is written last, and transformers' state."""
 NAME = re.compile(r"checkpoint-(\d+)$")
 
 
-def seal(folder: Path) -> None:
-    """Write the manifest: the size of every file. A checkpoint without one was never finished."""
-    files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != MANIFEST]
-    entries = {str(path.relative_to(folder)): {"bytes": path.stat().st_size} for path in files}
-    write_whole(folder / MANIFEST, json.dumps({"files": entries}, indent=1))
-
-
 def is_complete(folder: Path) -> bool:
-    """Whether a checkpoint was finished, and its files still have their sizes."""
-    try:
-        entries = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["files"]
-        sizes = {name: entry["bytes"] for name, entry in entries.items()}
-        return STATE in sizes and all((folder / name).stat().st_size == size for name, size in sizes.items())
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return False
+    return (folder / SEAL).is_file()
 
 
 def checkpoints(output: Path) -> list[Path]:
@@ -76,7 +40,6 @@ def checkpoints(output: Path) -> list[Path]:
 
 
 def last_complete(output: Path) -> Path | None:
-    """The checkpoint to resume from; None if there is none."""
     return next(filter(is_complete, checkpoints(output)), None)
 
 
@@ -99,7 +62,7 @@ def is_over(checkpoint: Path, max_steps: int, num_train_epochs: float) -> bool:
 
 
 def rotate(output: Path, keep: int | None) -> None:
-    """Delete checkpoints older than the newest `keep` complete ones. Call it after the newest has been sealed."""
+    """Delete checkpoints older than the newest `keep` complete ones. Call it after the newest is complete."""
     complete = 0
     for path in checkpoints(output) if keep else []:
         if complete == keep:
@@ -107,23 +70,19 @@ def rotate(output: Path, keep: int | None) -> None:
         complete += is_complete(path)
 
 
-# `RunTrainer`: a `KLTrainer` whose checkpoints are complete or recognised as damaged, and resume exactly.
-
-
 class RunTrainer(KLTrainer):
-    """Changes what is saved, and nothing about the training itself."""
+    """A `KLTrainer` whose checkpoints are complete or recognised as incomplete, and resume exactly.
+
+    Attributes:
+        task_rewards: weights of the reward functions by name, without that of the KL.
+        card: the model card, for `README.md`; None leaves it to TRL, which knows neither the base model nor the KL.
+        after_update: called after each update, once it has been logged and, if due, saved.
+    """
 
     train_sampler: Any = None
     task_rewards: dict[str, float]
-    """Weights of the reward functions by name, without that of the KL."""
     card: str | None = None
-    """The model card, for `README.md`; None leaves it to TRL, which knows neither the base model's name nor the KL."""
     after_update: Sequence[Callable[[], None]] = ()
-    """Called after each update, once it has been logged and, if due, saved."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.parameter_shapes = shapes(self.model)
 
     def _get_train_sampler(self, *args: Any, **kwargs: Any) -> Any:
         self.train_sampler = super()._get_train_sampler(*args, **kwargs)
@@ -141,19 +100,19 @@ class RunTrainer(KLTrainer):
             raise RunError("a run with updates left", f"{checkpoint}, its last", "raise max_steps, or merge its shards")
         load_weights(self, checkpoint)
         self._load_reference(checkpoint)
-        self.state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
+        self.state = TrainerState.load_from_json(str(checkpoint / STATE))
 
     def save_whole_model(self, folder: Path) -> None:
         """Save unsharded weights, also where checkpoints are sharded; an existing model is replaced at the end."""
         if self.is_fsdp_enabled:
             save_in_one_piece(self)
         partial, old = (folder.with_name(f".{folder.name}.{end}") for end in ("partial", "old"))
+        self._remove(partial)
         try:
-            self._emptied(partial)
             self.save_model(str(partial))
             self.accelerator.wait_for_everyone()
         except Exception:
-            self._emptied(partial, wait=False)
+            self._remove(partial, wait=False)
             raise
         if self.args.should_save:
             shutil.rmtree(old, ignore_errors=True)
@@ -177,23 +136,23 @@ class RunTrainer(KLTrainer):
 
     def _save_checkpoint(self, model: Model, trial: object) -> None:
         folder = checkpoint_folder(self, trial)
-        self._emptied(folder)  # no file of a damaged checkpoint of this step may remain
-        # `Trainer` would delete older checkpoints before this one is sealed, so `rotate` does it below.
+        self._remove(folder)  # no file of an incomplete checkpoint of this step may remain
+        # `Trainer` would delete older checkpoints before this one is complete, so `rotate` does it below.
         limit, self.args.save_total_limit = self.args.save_total_limit, None
         try:
             super()._save_checkpoint(model, trial)
             self.accelerator.wait_for_everyone()
             if self.args.should_save:
-                seal(folder)
+                write_whole(folder / SEAL, "{}")
         except Exception:
-            self._emptied(folder, wait=False)  # an incomplete checkpoint is useless, and takes space
+            self._remove(folder, wait=False)  # an incomplete checkpoint is useless, and takes space
             raise
         finally:
             self.args.save_total_limit = limit
         if self.args.should_save:
             rotate(folder.parent, limit)
 
-    def _emptied(self, folder: Path, *, wait: bool = True) -> None:
+    def _remove(self, folder: Path, *, wait: bool = True) -> None:
         if self.args.should_save:
             shutil.rmtree(folder, ignore_errors=True)
         if wait:
@@ -202,9 +161,8 @@ class RunTrainer(KLTrainer):
     # A run resumes exactly or not at all, so that what cannot be saved or loaded is an error and not a warning.
 
     def _save_parts(self, folder: Path) -> None:
-        main = self.accelerator.process_index == 0
-        save_parts(self, folder, parameters=self.parameter_shapes if main else None)
-        if not (main and self.args.sync_ref_model):
+        save_parts(self, folder)
+        if self.accelerator.process_index or not self.args.sync_ref_model:
             return
         if self.is_fsdp_enabled or self.is_deepspeed_enabled:
             raise RunError(

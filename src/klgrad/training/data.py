@@ -12,7 +12,6 @@ import re
 import warnings
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -20,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from ..audit.subject import find
 from ..errors import (
     DataError,
-    KlgradError,
     LossImportError,
     MissingExtraError,
     RewardError,
@@ -62,8 +60,6 @@ Sources = tuple[list[Json], list[EvaluationSet], list[Reward]]
 
 LEFT_OUT = ("prompt", "completion", "completion_ids")
 """Columns of a dataset that TRL does not pass to reward functions."""
-TAKEN = ("prompts", "completions", "trainer_state", "log_extra", "log_metric")
-"""Arguments that TRL passes itself: a column with such a name makes TRL fail on its first batch, or is ignored."""
 
 BOXED = re.compile(r"\\boxed\{\s*(-?\d[\d,]*)")
 MARKED = re.compile(r"(?:####|answer\s*(?:is|:|=))\s*\$?(-?\d[\d,]*)", re.IGNORECASE)
@@ -113,30 +109,14 @@ def load_reward(spec: str) -> Reward:
 
 
 def checked(reward: Reward) -> Reward:
-    """Wrap a reward function: errors name the function, and a NaN, an infinity or a wrong count is an error."""
+    """Wrap a reward function: a NaN, an infinity or a wrong count is an error that names the function."""
     name = name_of(reward)
 
-    @contextmanager
-    def explained() -> Iterator[None]:
-        try:
-            yield
-        except KlgradError:
-            raise
-        except Exception as error:
-            raise RewardError(
-                f"a number for each completion of reward function {name!r}",
-                f"{type(error).__name__}: {error}",
-                "correct the function; it is called as TRL does, with `prompts`, `completions`, `completion_ids` and "
-                "the dataset's columns by keyword",
-            ) from error
-
     async def deferred(**named: Any) -> list[float | None]:
-        with explained():
-            return _numbers(name, await reward(**named), named["completions"])
+        return _numbers(name, await reward(**named), named["completions"])
 
     def immediate(**named: Any) -> list[float | None]:
-        with explained():
-            return _numbers(name, reward(**named), named["completions"])
+        return _numbers(name, reward(**named), named["completions"])
 
     wrapped = deferred if inspect.iscoroutinefunction(reward) else immediate
     wrapped.__name__ = name  # TRL logs `rewards/<name>/mean`; an object with a __call__ may have no name
@@ -282,26 +262,12 @@ def _is_file(name: str) -> bool:
 def _rows_of(name: str, config: str | None, split_name: str) -> list[Json]:
     from datasets import load_dataset
 
-    if _is_file(name) and not Path(name).is_file():
-        raise DataError("an existing file of prompts", name, "check the path; it is relative to the current folder")
-    try:
-        if _is_file(name):
-            dataset = load_dataset(FORMATS[Path(name).suffix], data_files=glob.escape(name), split="train")
-        else:
-            dataset = load_dataset(name, config, split=split_name)
-    except Exception as error:
-        detail = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise DataError(
-            "JSON, JSONL or Parquet with a `prompt` column, or a dataset of the hub",
-            f"{name}: {detail}",
-            "give a path that can be read; the hub needs a network, and perhaps `dataset_config` and `dataset_split`",
-        ) from error
-    columns = list(dataset.column_names)
-    if taken := [column for column in columns if column in TAKEN]:
-        expected = f"columns with other names than {', '.join(TAKEN)}, which TRL passes to reward functions itself"
-        raise DataError(expected, f"{name} with {', '.join(taken)}", "rename the column")
-    if "prompt" not in columns:
-        received = f"{name} with {', '.join(columns) or 'none'}"
+    if _is_file(name):
+        dataset = load_dataset(FORMATS[Path(name).suffix], data_files=glob.escape(name), split="train")
+    else:
+        dataset = load_dataset(name, config, split=split_name)
+    if "prompt" not in dataset.column_names:
+        received = f"{name} with {', '.join(dataset.column_names) or 'none'}"
         raise DataError("a column `prompt`", received, "rename the column that has the prompts")
     return [dict(row) for row in dataset]
 
@@ -362,8 +328,6 @@ NAMES = ("Anna", "Ben", "Carla", "David", "Emma", "Felix")
 THINGS = ("apples", "books", "coins", "marbles", "pencils", "stamps")
 
 Question = tuple[str, int]
-
-
 Number = Callable[[], int]
 
 
@@ -455,14 +419,12 @@ def tasks_of(names: list[str]) -> list[ArithmeticTask]:
 
 def training_rows(tasks: list[ArithmeticTask], size: int, digits: int, seed: int) -> list[Json]:
     """Draw `size` questions that are not held out, from the tasks in turn. Questions of small tasks repeat."""
-    _check_digits(digits)
     streams = [_questions(task, digits, seed, held_out=False) for task in tasks]
     return [_row(tasks[i % len(tasks)], next(streams[i % len(tasks)])) for i in range(size)]
 
 
 def evaluation_rows(task: ArithmeticTask, size: int, digits: int, seed: int) -> list[Json]:
     """Draw up to `size` different held-out questions."""
-    _check_digits(digits)
     stream, questions = _questions(task, digits, seed, held_out=True), {}
     for _ in range(size * TRIES):
         question = next(stream)
@@ -482,11 +444,6 @@ def _questions(task: ArithmeticTask, digits: int, seed: int, *, held_out: bool) 
 
 def _row(task: ArithmeticTask, question: Question) -> Json:
     return {"prompt": question[0], "answer": str(question[1]), "task": task.name}
-
-
-def _check_digits(digits: int) -> None:
-    if not 1 <= digits <= 9:
-        raise SettingError("`digits` from 1 to 9", str(digits), "1 is what the embedded model can learn on a CPU")
 
 
 # The data of a run, from its settings: built-in tasks, reasoning-gym by name, or a dataset of prompts.
@@ -537,11 +494,8 @@ def data_of(settings: RunConfig, seed: int, *, conversational: bool) -> Data:
     return Data(Dataset.from_list(list(map(chat, rows))), sets, rewards)
 
 
-def reward_count(settings: RunConfig) -> int:
-    """The number of reward functions, without importing them."""
-    if settings.reward is not None:
-        return len(_listed(settings.reward))
-    return 0 if _kind(_names(settings)[0]) == "dataset" else 1
+def has_reward(settings: RunConfig) -> bool:
+    return settings.reward is not None or _kind(_names(settings)[0]) != "dataset"
 
 
 def _names(settings: RunConfig) -> tuple[list[str], list[str] | None]:

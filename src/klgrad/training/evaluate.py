@@ -57,6 +57,8 @@ class Evaluator:
         """
         training = trainer.model.training
         trainer.model.eval()
+        if self.comparison is not None:
+            self.comparison.forget_student()
         seed = self.seed + trainer.accelerator.process_index
         try:
             with apart_from_rng(seed), torch.no_grad():
@@ -97,6 +99,8 @@ class Evaluator:
         for rows in steps(trainer, task):
             local = share(rows, trainer.accelerator)
             completions = self.sample(trainer, local)
+            if self.comparison is not None:
+                self.comparison.kept.setdefault((STUDENT, task.name, self.greedy), []).append(completions)
             texts = texts or decode(trainer, completions[:SAMPLES])
             rewards += self.scores(trainer, local, completions)[: len(rows)]
             sums.add(rollout(trainer, local, completions, len(rows)))
@@ -145,7 +149,7 @@ class TeacherComparison:
 
     Attributes:
         teachers: their names.
-        kept: the teachers' completions by name, set and decoding: they are the same in every evaluation.
+        kept: completions by name, set and decoding; those of the teachers are the same in every evaluation.
     """
 
     teachers: list[str]
@@ -156,16 +160,15 @@ class TeacherComparison:
     def __call__(self, evaluator: Evaluator, trainer: KLTrainer) -> Json:
         """Rewards of the student and of each teacher, sampled and greedy.
 
-        With one teacher and an exact term also KL(teacher‖student), on the teacher's completions, and the overlap of
+        With one teacher also KL(teacher‖student), on the teacher's completions; and with an exact term the overlap of
         the two models' likeliest entries, on the student's.
         """
-        self.kept = {key: value for key, value in self.kept.items() if key[0] != STUDENT}
         models = itertools.chain([trainer.model_wrapped], trainer.scorer.each_reference())
         results: Json = {"rewards": {}}
         for name, model in zip([STUDENT, *self.teachers], models, strict=True):
             with generating_by(trainer, model):
                 results["rewards"][name] = self._rewards(evaluator, trainer, name)
-        if len(self.teachers) > 1 or not trainer.objective.exact:
+        if len(self.teachers) > 1:
             return results
         sums, overlaps = KLSums(), list[Tensor]()
         for task in evaluator.sets:
@@ -174,12 +177,20 @@ class TeacherComparison:
                 batch = rollout(trainer, local, self.kept[self.teachers[0], task.name, False][i], len(rows))
                 # There the teacher is the policy, and the student its reference.
                 sums.add(Rollout(batch.ref_logp, batch.logp, batch.mask, token_reverse_kl=batch.token_forward_kl))
-                overlaps.append(overlap(trainer, local, self.kept[STUDENT, task.name, False][i])[:, : len(rows)])
-        *masses, tokens = torch.cat(overlaps, 1)
-        means = [ratio_of_means(mass, tokens) for mass in masses]
-        names = ("student_on_teachers", "teacher_on_students")
-        shares = {n: {"mean": float(e.mean), **_errors(e)} for n, e in zip(names, means, strict=True)}
-        return results | {"forward_kl": _kl(sums.report()), "overlap": {"k": TOP, **shares}}
+                if trainer.objective.exact:
+                    overlaps.append(overlap(trainer, local, self.kept[STUDENT, task.name, False][i])[:, : len(rows)])
+        results["forward_kl"] = _kl(sums.report())
+        if overlaps:
+            *masses, tokens = torch.cat(overlaps, 1)
+            means = [ratio_of_means(mass, tokens) for mass in masses]
+            names = ("student_on_teachers", "teacher_on_students")
+            shares = {n: {"mean": float(e.mean), **_errors(e)} for n, e in zip(names, means, strict=True)}
+            results["overlap"] = {"k": TOP, **shares}
+        return results
+
+    def forget_student(self) -> None:
+        """Before an evaluation: it has changed."""
+        self.kept = {key: value for key, value in self.kept.items() if key[0] != STUDENT}
 
     def _rewards(self, evaluator: Evaluator, trainer: KLTrainer, name: str) -> Json:
         """By decoding and domain, of the model that generates now."""

@@ -1,10 +1,8 @@
 """What is done about other libraries: random numbers, errors and messages."""
 
-import errno
 import logging
 import os
 import random
-import re
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
@@ -14,31 +12,12 @@ from pathlib import Path
 import numpy
 import torch
 
-from ..errors import KlgradError, OutputError, SettingError
-from ..support import Json
-
-# Save and restore the global random number generators of Python, NumPy and torch.
-
-
-def rng_states() -> Json:
-    """The state of every generator that training, sampling and reward functions may use."""
-    states = {"python": random.getstate(), "numpy": numpy.random.get_state(), "torch": torch.get_rng_state()}
-    if torch.cuda.is_available():
-        states["cuda"] = torch.cuda.get_rng_state()
-    return states
-
-
-def set_rng_states(states: Json) -> None:
-    random.setstate(states["python"])
-    numpy.random.set_state(states["numpy"])
-    torch.set_rng_state(states["torch"])
-    if "cuda" in states:
-        torch.cuda.set_rng_state(states["cuda"])
+from ..errors import KlgradError, SettingError
 
 
 @contextmanager
 def apart_from_rng(seed: int) -> Iterator[None]:
-    """Seed all generators inside the block, and restore their states after it.
+    """Seed the generators of Python, NumPy and torch inside the block, and restore their states after it.
 
     Example:
         >>> random.seed(0)
@@ -49,28 +28,22 @@ def apart_from_rng(seed: int) -> Iterator[None]:
         >>> first == random.random()
         True
     """
-    before = rng_states()
-    random.seed(seed)
-    numpy.random.seed(seed % 2**32)
-    torch.manual_seed(seed)
-    try:
-        yield
-    finally:
-        set_rng_states(before)
+    python, arrays = random.getstate(), numpy.random.get_state()
+    device = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+    with torch.random.fork_rng(device):
+        random.seed(seed)
+        numpy.random.seed(seed % 2**32)
+        torch.manual_seed(seed)
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            numpy.random.set_state(arrays)
 
-
-# Errors of the libraries underneath, explained in one line: refused settings, and failures to write.
 
 PACKAGE = Path(__file__).parents[1]
 SHOW_TRACEBACK = "KLGRAD_TRACEBACK"
-"""Environment variable that turns the one-line form off."""
-
-WRITE_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS})
-"""No space, quota exceeded, file too large, input/output error, read-only file system."""
-WRITE_MESSAGES = re.compile(
-    r"PytorchStreamWriter failed|iostream error|unexpected pos \d+ vs \d+|os error (28|122|27|5|30)\b"
-)
-"""Messages of torch and safetensors for the same failures, which are not `OSError`s; torch gives no cause."""
+"""Environment variable that turns the one-line form of `refusal` off."""
 
 
 def refusal(error: Exception) -> SettingError | None:
@@ -88,22 +61,6 @@ def refusal(error: Exception) -> SettingError | None:
         f"change what the message names; {SHOW_TRACEBACK}=1 shows the traceback",
     )
 
-
-def write_failure(error: BaseException) -> str | None:
-    """Why a file could not be written, in a few words; None if the error has another cause."""
-    if isinstance(error, KlgradError) and not isinstance(error, OutputError):
-        return None  # it has an explanation of its own
-    cause: BaseException | None = error
-    while cause is not None:  # torch hides the first error behind a failure to close the file
-        if isinstance(cause, OSError) and cause.errno in WRITE_ERRORS:
-            return f"{cause.strerror} ({cause.filename})" if cause.filename else str(cause.strerror)
-        if WRITE_MESSAGES.search(str(cause)):
-            return f"a file that could not be written whole ({' '.join(str(cause).split())[:200]})"
-        cause = cause.__cause__ or cause.__context__
-    return None
-
-
-# Warnings and log lines of the libraries underneath: each text is shown once, progress bars are switched off.
 
 LIBRARIES = ("transformers", "trl", "accelerate", "torch", "datasets", "huggingface_hub", "peft")
 NOT_FOR_USERS = (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning)
@@ -144,8 +101,8 @@ def messages_once(say: Callable[[str], None]) -> Iterator[None]:
             logger.setLevel(logging.WARNING)
         if transformers_logging.is_progress_bar_enabled():
             restore.callback(transformers_logging.enable_progress_bar)
+            transformers_logging.disable_progress_bar()
         if not datasets.are_progress_bars_disabled():
             restore.callback(datasets.enable_progress_bars)
-        transformers_logging.disable_progress_bar()
-        datasets.disable_progress_bars()
+            datasets.disable_progress_bars()
         yield

@@ -1,10 +1,7 @@
 """What a run prints and writes: description, dry run, memory, messages, summary and model card."""
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from functools import cache
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +12,6 @@ from rich.text import Text
 
 from ..audit import AuditResult, audit
 from ..audit.sentences import summary
-from ..errors import RunError
 from ..frameworks.trl import audited_settings, declared
 from ..kernels import make_plan
 from ..models import EMBEDDED, SOURCE
@@ -24,9 +20,9 @@ from ..trl import KLConfig
 from ..trl.config_checks import needs_no_weights, notes, stale
 from . import run_folder
 from .build import Models
-from .checkpoint import RunTrainer, checkpoints, last_complete, step_of
-from .run_folder import HISTORY, evaluations, in_updates, kl_of, length_of, lost_by_starting_again, training, versions
-from .settings import PolicyConfig, RunSettings, resume_command
+from .checkpoint import checkpoints, last_complete, step_of
+from .run_folder import HISTORY, evaluations, in_updates, kl_of, length_of, results_of_a_run, training, versions
+from .settings import RunSettings, resume_command
 
 # The objective of a run in words: what it maximises, how tokens are weighted, and what rescales β.
 
@@ -103,8 +99,7 @@ def audit_lines(training: KLConfig) -> list[str]:
     """What the KL of a run descends: a line for fresh samples, and one for stale ones where there are any."""
     if training.kl_coef == 0:
         return ["no KL: kl_coef is 0"]
-    with _one_thread():
-        result = audited(training)
+    result = audited(training)
     unit = f"mean over the tokens of {completions_in_mean(training)} completions"
     lines = [f"on fresh samples: {summary(result.anatomy).replace('mean over tokens', unit)}"]
     why = stale(training)
@@ -115,27 +110,16 @@ def audit_lines(training: KLConfig) -> list[str]:
 
 
 def audited(training: KLConfig) -> AuditResult:
-    """The audit of the trainer's loss; done once for all runs whose settings act alike on the KL."""
+    """The audit of the trainer's loss."""
     settings = audited_settings(training)
     if training.loss_type == "bnpo" and completions_in_mean(training) == 1:
         settings["loss_type"] = "grpo"  # the tokens of a forward pass are those of one completion
-    return _audited(tuple(settings.items()))
-
-
-@cache
-def _audited(settings: tuple[tuple[str, object], ...]) -> AuditResult:
-    return audit(declared(**dict(settings)))
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Compute on one thread: the tensors of an audit are so small that more threads slow it down."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # the tensors of an audit are so small that more threads slow it down
     try:
-        yield
+        return audit(declared(**settings))
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(threads)
 
 
 def completions_in_mean(training: Any) -> int:
@@ -160,18 +144,11 @@ def _ratio(training: KLConfig) -> str:
 # sampling and the tiles of the exact KL.
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-ADAMW = ("adamw_torch", "adamw_torch_fused")
-"""Values of `optim` that store two numbers of a weight's own type."""
-LORA = ("lora_target_modules", "lora_target_parameters", "lora_modules_to_save")
-QUANTISED = ("load_in_4bit", "load_in_8bit")
-"""Settings that change the memory, but not the estimate: its notes name those that are given."""
+NOT_COUNTED = ("lora_target_modules", "lora_target_parameters", "lora_modules_to_save", "load_in_4bit", "load_in_8bit")
+"""Settings that change the memory, but not the estimate."""
 
-
-@dataclass(frozen=True)
-class Item:
-    name: str
-    bytes: int
-    note: str
+Item = tuple[str, float, str]
+"""What needs memory, its bytes, and a note."""
 
 
 def estimate(settings: RunSettings, models: Models) -> list[Item]:
@@ -185,35 +162,34 @@ def estimate(settings: RunSettings, models: Models) -> list[Item]:
     trained, of_what = parameters, "weights"
     if policy.use_peft:  # two low-rank matrices for queries and values of each layer, PEFT's default for a Llama
         trained = config.num_hidden_layers * policy.lora_r * (3 * config.hidden_size + heads * width)
-        of_what = f"adapters of queries and values{_left_out(policy, LORA)}"
-    optimizer = getattr(training.optim, "value", training.optim)
-    adam = "AdamW" if optimizer in ADAMW else f"AdamW assumed; does not account for optim={optimizer}"
-    dtype = str(kind).removeprefix("torch.")
-    items = [
-        Item("policy", parameters * kind.itemsize, f"{_millions(parameters)} in {dtype}{_left_out(policy, QUANTISED)}"),
-        Item("gradients", trained * kind.itemsize, f"of {trained / 1e6:.0f}M {of_what}"),
-        Item("optimizer", 2 * trained * kind.itemsize, f"two numbers for each ({adam})"),
+        of_what = "adapters of queries and values"
+    items: list[Item] = [
+        ("policy", parameters * kind.itemsize, f"{_millions(parameters)} in {str(kind).removeprefix('torch.')}"),
+        ("gradients", trained * kind.itemsize, f"of {trained / 1e6:.0f}M {of_what}"),
+        ("optimizer", 2 * trained * kind.itemsize, "two numbers for each (AdamW)"),
     ]
     if policy.use_peft:
-        items.append(Item("reference", 0, "the policy with its adapters off"))
+        items.append(("reference", 0, "the policy with its adapters off"))
     else:
         _, others = _size_of(models.reference, models.reference_options)
-        items.append(Item("reference", others * kind.itemsize, _millions(others)))
+        items.append(("reference", others * kind.itemsize, _millions(others)))
     if training.use_vllm:
-        items.append(Item("sampling", 0, "vLLM allocates its own memory"))
+        items.append(("sampling", 0, "vLLM allocates its own memory"))
     else:
         rows, tokens = training.generation_batch_size, training.max_completion_length
         size = rows * tokens * config.num_hidden_layers * 2 * heads * width * kind.itemsize
         note = f"keys and values of {rows} completions x {tokens} tokens, prompts not included"
-        items.append(Item("sampling", size, note))
+        items.append(("sampling", size, note))
     if training.objective.exact:
         tokens = training.per_device_train_batch_size * training.max_completion_length
         plan = make_plan(tokens, config.vocab_size, kind, paired=True, budget=training.kl_memory << 20)
         whole = 2 * tokens * config.vocab_size * 4 * training.world_size
         tiles = (plan.tile_bytes + plan.kept_bytes) * training.world_size
         saved = f"; all logits of both models would be {in_units(whole)}" if whole > tiles else ""
-        items.append(Item("exact KL", tiles, f"tiles of {plan.strip} x {plan.columns} logits{saved}"))
-    return items
+        items.append(("exact KL", tiles, f"tiles of {plan.strip} x {plan.columns} logits{saved}"))
+    ignored = [name for name in NOT_COUNTED if getattr(policy, name)]
+    note = f"does not account for {', '.join(ignored)}" if ignored else ""
+    return [*items, ("total", sum(size for _, size, _ in items), note)]
 
 
 def _size_of(model: str, how: Json) -> tuple[Any, int]:
@@ -232,11 +208,6 @@ def _millions(parameters: int) -> str:
     return f"{parameters / 1e6:.0f}M weights"
 
 
-def _left_out(policy: PolicyConfig, names: tuple[str, ...]) -> str:
-    settings = [name for name in names if getattr(policy, name)]
-    return f"; does not account for {', '.join(settings)}" if settings else ""
-
-
 def in_units(count: float) -> str:
     """MiB, or GiB from one GiB on."""
     return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
@@ -249,8 +220,7 @@ def describe(settings: RunSettings, models: Models) -> RenderableType:
     heading = "What its KL descends: the trainer's own loss, taken apart"
     memory = "Memory of all processes together, with each model counted once; activations are not included"
     items = estimate(settings, models)
-    items.append(Item("total", sum(item.bytes for item in items), ""))
-    sizes = text_table(((item.name, in_units(item.bytes), Text(item.note, style="dim")) for item in items), columns=3)
+    sizes = text_table(((name, in_units(size), Text(note, style="dim")) for name, size, note in items), columns=3)
     sizes.columns[1].justify, sizes.columns[1].no_wrap = "right", True
     return Group(
         Text("Maximises", style="bold"),
@@ -306,13 +276,7 @@ def facts(settings: RunSettings, models: Models) -> dict[str, str]:
     return facts
 
 
-# Sentences and errors about a run: what it does at the start, what is saved when it stops, why it cannot continue.
-
-
-def announcement(settings: RunSettings, models: Models, checkpoint: Path | None) -> list[Text]:
-    where = "" if checkpoint is None else f", continuing from {checkpoint.name}"
-    first = f"{settings.command} {models.name}{where}: maximises {objective(settings)}"
-    return [Text(first, style="bold"), *(Text(line, style="dim") for line in objective_lines(settings)[1:])]
+# Sentences about a run: what is saved when it stops, and what it has left.
 
 
 def how_to_continue(settings: RunSettings, folder: Path) -> str:
@@ -321,7 +285,7 @@ def how_to_continue(settings: RunSettings, folder: Path) -> str:
     if checkpoint is not None:
         again = resume_command(settings.command, folder, settings.given)
         return f"The run is saved after {in_updates(step_of(checkpoint))} in {checkpoint}. Continue with: {again}"
-    more = ["--overwrite"] if lost_by_starting_again(folder) else []
+    more = ["--overwrite"] if results_of_a_run(folder) else []
     again = resume_command(settings.command, folder, settings.given, *more)
     return f"Nothing has been saved yet. Start again with: {again}"
 
@@ -336,40 +300,12 @@ def finished_message(folder: Path, updates: int) -> str:
 
 
 def folder_contents(folder: Path) -> str:
-    """What a finished run has left in its folder, with sizes."""
+    """What a finished run has left in its folder."""
     names = (run_folder.MODEL, *run_folder.FIGURES, run_folder.SUMMARY, HISTORY)
-    parts = [f"{name}{_size(folder / name)}" for name in names if (folder / name).exists()]
+    parts = [name for name in names if (folder / name).exists()]
     if saved := checkpoints(folder):
-        parts.append(f"{len(saved)} checkpoint{'s' * (len(saved) > 1)}{_size(*saved)}")
-    more = "" if saved else f". {NO_CHECKPOINT}"
-    return f"In {folder}/: {', '.join(parts)}{more}"
-
-
-def _size(*paths: Path) -> str:
-    files = [file for path in paths if path.is_dir() for file in path.rglob("*") if file.is_file()]
-    return f" ({sum(file.stat().st_size for file in files) / 1e6:,.1f} MB)" if files else ""
-
-
-def load_error(checkpoint: Path, error: Exception) -> RunError:
-    detail = str(error).strip().splitlines() or [""]
-    return RunError(
-        "a checkpoint that these settings can continue from",
-        f"{checkpoint}: {type(error).__name__}: {detail[0]}",
-        "resume with the settings that the run was started with, or, if a file is damaged, remove this checkpoint to "
-        "continue from the one before; nothing in the folder was changed",
-    )
-
-
-def no_update_error(trainer: RunTrainer, start: int) -> RunError:
-    args: Any = trainer.args
-    dataset: Any = trainer.train_dataset
-    return RunError(
-        "at least one update",
-        f"none, after {start}, of {len(dataset)} prompts with {args.generation_batch_size} completions a generation, "
-        f"{args.num_generations} of each prompt",
-        "give more prompts, or a smaller batch (per_device_train_batch_size, gradient_accumulation_steps, "
-        "steps_per_generation)",
-    )
+        return f"In {folder}/: {', '.join(parts)}, {len(saved)} checkpoint{'s' * (len(saved) > 1)}"
+    return f"In {folder}/: {', '.join(parts)}. {NO_CHECKPOINT}"
 
 
 # The results of a run, as data and as a table.
@@ -427,6 +363,7 @@ def _distillation_rows(columns: list[Json | None]) -> list[list[str]]:
     if "forward_kl" in last:
         kls = [format_estimate(x["forward_kl"]["per_token"]) if x else "" for x in comparisons]
         rows.append(["KL(teacher‖student), nats per token", *kls])
+    if "overlap" in last:
         titles = {"student_on_teachers": "student's mass on the teacher's top {}"}
         titles["teacher_on_students"] = "teacher's mass on the student's top {}"
         for name, title in titles.items():

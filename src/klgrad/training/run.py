@@ -9,25 +9,26 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from ..errors import KlgradError, RunError
+from ..errors import RunError
 from ..support import write_whole
 from . import run_folder
 from .build import Models, build, models_of
-from .callbacks import CrashCheckpoint, Recorder, RunCommit, Stopping
-from .checkpoint import RunTrainer, check_fits, checkpoints, is_over, last_complete, step_of
+from .callbacks import Recorder, Stopping
+from .checkpoint import RunTrainer, checkpoints, is_over, last_complete, step_of
 from .evaluate import Evaluator
 from .figures import RunHistory, draw
-from .libraries import messages_once, refusal, write_failure
+from .libraries import messages_once, refusal
 from .report import (
     CARD,
-    announcement,
     describe,
     finished_message,
     folder_contents,
+    formula,
     how_to_continue,
-    load_error,
     model_card,
-    no_update_error,
+    objective,
+    objective_lines,
+    scaling,
     summarise,
     table_of,
 )
@@ -47,12 +48,12 @@ def run(settings: RunSettings, out: Console, err: Console) -> int:
 
     with messages_once(warn):
         models = models_of(settings)
-        if settings.run.dry_run:
-            with err.status("Auditing the trainer's loss on small problems (a few seconds)"):
-                description = describe(settings, models)
-            out.print(description)
-            return 0
-        return _Run(settings, models, out, err, warn).go()
+        if not settings.run.dry_run:
+            return _Run(settings, models, out, err, warn).go()
+        with err.status("Auditing the trainer's loss on small problems (a few seconds)"):
+            description = describe(settings, models)
+        out.print(description)
+        return 0
 
 
 class _Run:
@@ -66,128 +67,88 @@ class _Run:
 
     def go(self) -> int:
         """Train; the main process holds the folder's lock on behalf of all processes."""
-        with run_folder.remove_if_empty_on_failure(self.folder), owned(self.folder) if self.main else nullcontext():
-            if self.settings.run.resume:
-                training = self.settings.training
-                updates = run_folder.updates_if_finished(self.folder, training.max_steps, training.num_train_epochs)
-                if updates is not None:
-                    if self.main:
-                        self.out.print(Text(finished_message(self.folder, updates)))
-                    return 0
-            checkpoint = self._checkpoint()
-            if self.main and checkpoint is None:
-                self._check_folder()
-            if self.main and not self.err.is_terminal:
-                self.err.print(Text(f"loading {self.models.name} and its reference", style="dim"))
+        training, resume = self.settings.training, self.settings.run.resume
+        with owned(self.folder) if self.main else nullcontext():
+            epochs = training.num_train_epochs
+            if resume and (updates := run_folder.updates_if_finished(self.folder, training.max_steps, epochs)):
+                if self.main:
+                    self.out.print(Text(finished_message(self.folder, updates)))
+                return 0
+            checkpoint = last_complete(self.folder) if resume else None
+            if self.main:
+                if checkpoint is None:
+                    self._check_folder()
+                for path in checkpoints(self.folder) if resume else []:
+                    if path == checkpoint:
+                        break
+                    self.warn(f"{path.name} is not complete; the one before it is used, if there is one.")
+                if not self.err.is_terminal:
+                    self.err.print(Text(f"loading {self.models.name} and its reference", style="dim"))
+            self.recorder: Recorder | None = None
             try:
-                trainer, evaluator = build(self.settings, self.models)
+                return self._train(*build(self.settings, self.models), checkpoint)
             except Exception as error:
-                if (refused := refusal(error)) is None:
+                has_trained = self.recorder is not None and self.recorder.has_trained
+                if has_trained or (refused := refusal(error)) is None:
                     raise
                 raise refused from error
-            if checkpoint is not None:
-                check_fits(trainer, checkpoint)
-            try:
-                return self._train(trainer, evaluator, checkpoint)
-            except Exception as error:
-                reason = write_failure(error)
-                if reason is None:
-                    raise
-                remedy = f"free some space, or use another disk. {how_to_continue(self.settings, self.folder)}"
-                raise RunError("a disk with space for the files of the run", reason, remedy) from error
-
-    def _checkpoint(self) -> Path | None:
-        """The checkpoint to continue from; None to start from the beginning."""
-        if not self.settings.run.resume:
-            return None
-        complete = last_complete(self.folder)
-        for path in checkpoints(self.folder) if self.main else []:
-            if path == complete:
-                break
-            self.warn(f"{path.name} is not complete; the one before it is used, if there is one.")
-        return complete
 
     def _check_folder(self) -> None:
         """Before anything is loaded, refuse to delete results without `--overwrite`."""
-        run = self.settings.run
-        if not run.resume or run.overwrite:
-            run_folder.check_free(self.folder, overwrite=run.overwrite)
-            names = self.settings.policy.model_name_or_path, self.settings.training.teacher
-            run_folder.check_not_replaced(self.folder, [*names, self.models.path, self.models.reference])
-        else:
-            again = resume_command(self.settings.command, self.folder, self.settings.given, "--overwrite")
-            run_folder.check_nothing_lost(self.folder, again)
+        run, results = self.settings.run, run_folder.results_of_a_run(self.folder)
+        if results and not run.overwrite:
+            expected, remedy = "an output folder without a run", "--resume continues it, --overwrite replaces it"
+            if run.resume:
+                expected = "a run with a complete checkpoint to continue from, or one that has made no update"
+                again = resume_command(self.settings.command, self.folder, self.settings.given, "--overwrite")
+                remedy = f"copy what you need, then start the run again from the beginning: {again}"
+            raise RunError(
+                expected, f"{self.folder}, which has {', '.join(results)}", f"{remedy}; or give another --output_dir"
+            )
+        names = self.settings.policy.model_name_or_path, self.settings.training.teacher
+        run_folder.check_not_replaced(self.folder, [*names, self.models.path, self.models.reference])
         if run.resume:
             self.warn(f"There is no complete checkpoint in {self.folder}; the run starts again with the same settings.")
 
+    def _begin(self, checkpoint: Path | None) -> None:
+        """Write down the settings, and delete what the run makes again: all of it, or what follows the checkpoint."""
+        if checkpoint is None:
+            run_folder.delete_run(self.folder)
+        else:
+            self.history.cut(step_of(checkpoint))
+        lines = {"objective": objective, "term": formula, "scaling": scaling}
+        described = {name: line for name, of in lines.items() if (line := of(self.settings)) is not None}
+        run_folder.write_run(self.folder, self.settings.command, self.settings.given, described)
+        where = "" if checkpoint is None else f", continuing from {checkpoint.name}"
+        first = f"{self.settings.command} {self.models.name}{where}: maximises {objective(self.settings)}"
+        self.err.print(Text(first, style="bold"))
+        for line in objective_lines(self.settings)[1:]:
+            self.err.print(Text(line, style="dim"))
+
     def _train(self, trainer: RunTrainer, evaluator: Evaluator, checkpoint: Path | None) -> int:
         trainer.card = model_card(self.settings, self.models)
-        commit = RunCommit(self.settings, self.history, checkpoint)
         if self.main:
-            commit.begin()
-            for line in announcement(self.settings, self.models, checkpoint):
-                self.err.print(line)
-        start = 0 if checkpoint is None else step_of(checkpoint)
-        recorder = Recorder(trainer, self.history, evaluator, self.settings.run.eval_every, self.err, start)
+            self._begin(checkpoint)
+        self.recorder = Recorder(trainer, self.history, evaluator, self.settings.run.eval_every, self.err)
         args = self.settings.training
         if checkpoint is not None and is_over(checkpoint, args.max_steps, args.num_train_epochs):
-            return self._complete(trainer, checkpoint, recorder, commit)
-        stopping, crash = Stopping(trainer, self.warn), CrashCheckpoint(trainer)
-        for callback in (crash, *([commit] if self.main else []), recorder, stopping):
-            trainer.add_callback(callback)
-        # In this order, so that an evaluation that fails loses no training.
-        trainer.after_update = [crash.note, recorder.evaluate_on_schedule]
+            # The run was killed between its last update and its summary.
+            trainer.load_ended(checkpoint)
+            self.recorder.evaluate_if_due(step_of(checkpoint), is_last=True)
+            return self._finish(trainer, 0.0)
+        stopping = Stopping(trainer, self.warn)
+        trainer.add_callback(self.recorder)
+        trainer.add_callback(stopping)
+        trainer.after_update = [self.recorder.evaluate_on_schedule]  # after saving: one that fails loses no training
         started = time.monotonic()
         try:
-            with stopping.listening(), recorder.bar:
+            with stopping.listening(), self.recorder.bar:
                 trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
         except KeyboardInterrupt:
-            crash.save()
             return self._stopped(stopping.received or 2)
-        except Exception as error:
-            commit.rollback()
-            self._save_after(error, trainer, crash)
-            if checkpoint is not None and not crash.began and not isinstance(error, KlgradError):
-                raise load_error(checkpoint, error) from error
-            if trainer.state.global_step == start and (refused := refusal(error)) is not None:
-                raise refused from error
-            raise
         if stopping.received is not None and trainer.state.global_step < trainer.state.max_steps:
             return self._stopped(stopping.received)
-        if trainer.state.global_step == start:
-            commit.rollback()
-            raise no_update_error(trainer, start)
         return self._finish(trainer, time.monotonic() - started)
-
-    def _complete(self, trainer: RunTrainer, checkpoint: Path, recorder: Recorder, commit: RunCommit) -> int:
-        """Write what is missing of a run that was killed between its last update and its summary."""
-        try:
-            trainer.load_ended(checkpoint)
-        except (OSError, ValueError, RuntimeError) as error:
-            if isinstance(error, KlgradError):
-                raise
-            raise load_error(checkpoint, error) from error
-        recorder.evaluate_if_due(step_of(checkpoint), is_last=True)
-        if self.main:
-            commit.cut_history()
-        return self._finish(trainer, 0.0)
-
-    def _save_after(self, error: Exception, trainer: RunTrainer, crash: CrashCheckpoint) -> None:
-        """Save what can be saved after an error, and report it; `go` reports a disk that is full."""
-        full = write_failure(error) is not None
-        try:
-            saved = crash.save()
-        except Exception as another:
-            reason = write_failure(another)
-            if reason is None:
-                raise
-            if not full:
-                self.warn(f"The run could not be saved: {reason}. {how_to_continue(self.settings, self.folder)}")
-            return
-        if saved and self.main and not full:
-            again = resume_command(self.settings.command, self.folder, self.settings.given)
-            saved_as = f"The run is saved in {self.folder} as it was after {in_updates(trainer.state.global_step)}."
-            self.warn(f"{saved_as} Continue with: {again}")
 
     def _stopped(self, number: int) -> int:
         if self.main:

@@ -1,7 +1,6 @@
 """The files of a run: history, records, lock, and the run that it replaces."""
 
 import json
-import os
 import platform
 import shutil
 from collections.abc import Iterable, Iterator
@@ -14,13 +13,11 @@ from filelock import FileLock, Timeout
 from .. import __version__
 from ..errors import OutputError, RunError
 from ..support import Json, ensure_folder, finite, write_whole
-from .checkpoint import checkpoints, last_complete, step_of
+from .checkpoint import checkpoints
 
 # `history.jsonl`: one line of JSON for each update and each evaluation.
 
 HISTORY = "history.jsonl"
-EVALUATION = frozenset({"sets", "domains", "kl", "length"})
-"""Keys of every evaluation."""
 
 
 class History:
@@ -41,41 +38,18 @@ class History:
 
     def rows(self) -> list[Json]:
         """All rows in the file. An incomplete last line, as after a kill, is ignored; any other damage is an error."""
-        if not self.path.is_file():
-            return []
-        try:
-            lines = self.path.read_bytes().splitlines()
-        except OSError as error:
-            raise _damaged(self.path, str(error.strerror)) from error
-        rows = []
+        lines = self.path.read_bytes().splitlines() if self.path.is_file() else []
+        rows = list[Json]()
         for number, line in enumerate(lines, 1):
-            row = _row(line)
-            if row is not None:
-                rows.append(row)
-            elif number < len(lines) and line.strip():
-                raise _damaged(self.path, f"line {number} is not a row of a history in JSON and UTF-8")
+            try:
+                row = json.loads(line)
+                rows.append(row | {"step": int(row["step"])})
+            except (ValueError, TypeError, LookupError) as error:
+                if number < len(lines):
+                    received = f"{self.path}: line {number} is not a row of a history"
+                    remedy = "remove that line: the run continues, but its summary then lacks the row"
+                    raise RunError("a history that can be read", received, remedy) from error
         return rows
-
-
-def _row(line: bytes) -> Json | None:
-    try:
-        row = json.loads(line.decode("utf-8"))
-    except ValueError:  # includes UnicodeDecodeError
-        return None
-    if not isinstance(row, dict) or not isinstance(row.get("step"), int):
-        return None
-    evaluation = row.get("evaluation", {})
-    is_row = "evaluation" not in row or (isinstance(evaluation, dict) and evaluation.keys() >= EVALUATION)
-    return row if is_row else None
-
-
-def _damaged(path: Path, what: str) -> RunError:
-    return RunError(
-        "a history that can be read",
-        f"{path}: {what}",
-        "remove that line, or move the file away: the run continues without its history, but its summary then lacks "
-        "the lost rows",
-    )
 
 
 def training(rows: list[Json]) -> list[Json]:
@@ -158,19 +132,13 @@ def recorded_settings(folder: Path, command: str) -> Json:
 
 def updates_if_finished(folder: Path, max_steps: int, num_train_epochs: float) -> int | None:
     """The number of updates of a run that is finished, with its model and summary written; None if it is not."""
-    if not (folder / SUMMARY).is_file() or not any((folder / MODEL).glob("*")):
+    if not (folder / SUMMARY).is_file() or not (folder / MODEL).is_dir():
         return None
     summary = read(folder, SUMMARY)
-    updates = summary.get("updates")
-    if not isinstance(updates, int) or any(row["step"] > updates for row in History(folder).rows()):
-        return None
-    checkpoint = last_complete(folder)
-    if checkpoint is not None and step_of(checkpoint) > updates:
-        return None
     if max_steps > 0:
-        return updates if updates >= max_steps else None
+        return summary["updates"] if summary["updates"] >= max_steps else None
     epochs = summary.get("num_train_epochs")  # of the finished run; `run.json` may plan a longer one
-    return updates if isinstance(epochs, int | float) and epochs >= num_train_epochs else None
+    return summary["updates"] if epochs is not None and epochs >= num_train_epochs else None
 
 
 def versions() -> dict[str, str]:
@@ -187,41 +155,25 @@ UNFINISHED = (".model.partial", ".model.old")
 """What remains if the process is killed while it writes or replaces the model."""
 
 
-def check_free(folder: Path, *, overwrite: bool) -> None:
-    """Create the folder; raise if it has a run and `overwrite` is not set."""
-    ensure_folder(folder)
-    files = _files_of_a_run(folder)
-    if files and not overwrite:
-        raise RunError(
-            "an output folder without a run",
-            f"{folder}, which has {files[0].name}",
-            "--resume continues it, --overwrite replaces it, --output_dir names another folder",
-        )
+def files_of_a_run(folder: Path) -> list[Path]:
+    files = [folder / name for name in (RUN, HISTORY, SUMMARY, *FIGURES, MODEL, *UNFINISHED)]
+    return [path for path in (*files, *checkpoints(folder)) if path.exists()]
 
 
-@contextmanager
-def remove_if_empty_on_failure(folder: Path) -> Iterator[None]:
-    """On an error, remove the folders that were created inside the block and are still empty."""
-    missing = [path for path in (folder, *folder.parents) if not path.exists()]
-    try:
-        yield
-    except BaseException:
-        for path in missing:
-            with suppress(OSError):
-                path.rmdir()
-        raise
+def results_of_a_run(folder: Path) -> list[str]:
+    """Files that training has produced. Settings, and an evaluation before the first update, are not counted."""
+    names = [path.name for path in files_of_a_run(folder) if path.name not in (RUN, HISTORY)]
+    return [*([HISTORY] if training(History(folder).rows()) else []), *names]
 
 
-def delete_run(folder: Path, keep: tuple[str, ...] = ()) -> None:
-    """Delete the files of a run, except those in `keep`."""
-    for path in _files_of_a_run(folder):
-        if path.name not in keep:
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
+def delete_run(folder: Path) -> None:
+    for path in files_of_a_run(folder):
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def check_not_replaced(folder: Path, models: Iterable[str | None]) -> None:
     """Raise if one of the models is a part of the run that would be deleted; resuming would need it too."""
-    doomed = [path.resolve() for path in _files_of_a_run(folder)]
+    doomed = [path.resolve() for path in files_of_a_run(folder)]
     for name in filter(None, models):
         place = Path(name.rpartition(":")[0] if name.rpartition(":")[2].isdigit() else name)
         if place.exists() and any(place.resolve().is_relative_to(path) for path in doomed):
@@ -230,28 +182,6 @@ def check_not_replaced(folder: Path, models: Iterable[str | None]) -> None:
                 f"{name}, which is a part of it",
                 "give another --output_dir, or copy the model elsewhere first",
             )
-
-
-def check_nothing_lost(folder: Path, again: str) -> None:
-    """Raise if starting a run without a complete checkpoint again would delete results; `again` is the command."""
-    lost = lost_by_starting_again(folder)
-    if lost:
-        raise RunError(
-            "a run with a complete checkpoint to continue from, or one that has made no update",
-            f"{folder} without one, where starting again would delete {', '.join(lost)}",
-            f"copy what you need, then start the run again from the beginning: {again}",
-        )
-
-
-def lost_by_starting_again(folder: Path) -> list[str]:
-    """Files that training has produced. Settings, and an evaluation before the first update, are not counted."""
-    names = [path.name for path in _files_of_a_run(folder) if path.name not in (RUN, HISTORY)]
-    return [*([HISTORY] if training(History(folder).rows()) else []), *names]
-
-
-def _files_of_a_run(folder: Path) -> list[Path]:
-    files = [folder / name for name in (RUN, HISTORY, SUMMARY, *FIGURES, MODEL, *UNFINISHED)]
-    return [path for path in (*files, *checkpoints(folder)) if path.exists()]
 
 
 # One run per output folder: the process that trains holds a lock on a file in it.
@@ -265,7 +195,6 @@ LOCK = ".klgrad.lock"
 def owned(folder: Path) -> Iterator[None]:
     """Hold the lock of a folder inside the block; raise if another process holds it."""
     ensure_folder(folder)
-    _refuse_links(folder)  # before the lock is taken, which empties its file
     lock = FileLock(folder / LOCK, timeout=0)
     try:
         lock.acquire()
@@ -282,12 +211,3 @@ def owned(folder: Path) -> Iterator[None]:
     finally:
         (folder / LOCK).unlink(missing_ok=True)
         lock.release()
-
-
-def _refuse_links(folder: Path) -> None:
-    """Raise for a link out of a run folder, which may come from somebody else: a run would write to its target."""
-    home = folder.resolve()
-    for path in folder.rglob("*"):
-        if path.is_symlink() and not path.resolve().is_relative_to(home):
-            received = f"{path}, a link to {os.readlink(path)}"
-            raise RunError("a run folder without links out of it", received, "remove the link")

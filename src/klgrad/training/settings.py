@@ -63,23 +63,17 @@ def resume_command(command: str, folder: Path, settings: Mapping[str, object], *
     return shlex.join(words)
 
 
+CODE = ("trust_remote_code", "custom_generate", "use_kernels")
 KERNELS = ("attn_implementation", "experts_implementation", "kernel_config")
-"""Settings that may name code on the hub."""
+"""Settings that may name a kernel on the hub, `owner/name`, which would be downloaded."""
 
 
 def _executes(name: str, value: object) -> bool:
-    if isinstance(value, str) and value.lstrip().startswith("{"):  # as on a command line
-        try:
-            value = json.loads(value)
-        except ValueError:
-            return "trust_remote_code" in value
-    if isinstance(value, dict):  # it may name a kernel for each part of a model
-        return any(_executes(name if name in KERNELS else str(key), part) for key, part in value.items())
-    if isinstance(value, list):
-        return any(_executes(name, part) for part in value)
-    if name in KERNELS:  # `owner/name` is a kernel that would be downloaded
-        return isinstance(value, str) and "/" in value
-    return name in ("reward", "kl", "trust_remote_code", "custom_generate", "use_kernels") and bool(value)
+    if name in KERNELS:
+        return "/" in str(value)
+    if name in ("reward", "kl", *CODE):
+        return bool(value)
+    return any(word in str(value) for word in (*CODE, *KERNELS))  # inside `model_init_kwargs`, for example
 
 
 def _words(value: object) -> list[str]:
@@ -271,7 +265,8 @@ class RunConfig:
     )
 
     def __post_init__(self) -> None:
-        """Check ranges; that of `digits` is checked where a task has digits."""
+        if not 1 <= self.digits <= 9:
+            raise SettingError("`digits` from 1 to 9", str(self.digits), "1 is what the embedded model can learn")
         least = {"train_size": 1, "eval_size": 0, "eval_every": 0, "student_layers": 1, "num_processes": 1}
         for name, bound in least.items():
             value = getattr(self, name)

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -132,12 +133,16 @@ class LagQueue:
     def __len__(self) -> int:
         return len(self._waiting)
 
+    def add(self, batch: Batch) -> None:
+        """Let a batch wait."""
+        self._waiting.append(batch)
+
     def exchange(self, fresh: Batch) -> Batch:
         """Add a batch, and return the one to train on: the oldest, once it is old enough.
 
         Until then the first batch is trained on again, because no other is older.
         """
-        self._waiting.append(fresh)
+        self.add(fresh)
         return self._waiting[0] if len(self._waiting) <= self.generations else self._waiting.popleft()
 
     def state_dict(self) -> Json:
@@ -296,26 +301,11 @@ class StartCheck:
         value = float(k3.value(rollout.log_ratio)[rollout.mask].mean()) if bool(rollout.mask.any()) else 0.0
         if value > START_KL:  # the rollout's own check reports a NaN
             warnings.warn(
-                f"the KL to the reference is {value:.3g} nats per token before the first update, not about 0; "
-                f"likely causes: {'; '.join(self._causes())}",
+                f"the KL to the reference is {value:.3g} nats per token before the first update, not about 0; likely "
+                "causes: dropout in the policy (disable_dropout=True), an adapter that does not start at 0 or that the "
+                "reference keeps, models of different dtypes, or a reference of another checkpoint than the policy",
                 stacklevel=2,
             )
-
-    def _causes(self) -> list[str]:
-        trainer, causes = self._trainer, list[str]()
-        models: list[Model] = [each for each in (trainer.model, trainer.ref_model) if each is not None]
-        if any(m.p > 0 for m in models[0].modules() if isinstance(m, torch.nn.Dropout)):
-            causes.append("dropout is active in the policy (disable_dropout=True)")
-        if has_adapters(trainer.accelerator.unwrap_model(trainer.model)):
-            causes.append("the adapter does not start at 0, or the reference keeps it")
-        dtypes = {parameter.dtype for model in models for parameter in model.parameters()}
-        if len(dtypes) > 1:
-            causes.append(f"policy and reference differ in dtype ({', '.join(map(str, dtypes))})")
-        return [*causes, "the reference is another checkpoint than the policy started from"]
-
-
-START_AGAIN = "start again with kl_coef, without completions that wait (rollout_lag) and with all counts at 0"
-"""What a run does that has no state to continue from."""
 
 
 class KLTrainer(GRPOTrainer):
@@ -440,6 +430,28 @@ class KLTrainer(GRPOTrainer):
         return returned
 
     def _generate_and_score_completions(self, inputs: list[Json]) -> Batch:
+        batch = self._sampled_batch(inputs)
+        if current_mode(self) == "eval" or not self.args.rollout_lag:
+            return batch
+        if not (self.args.rollout_lag_repeats or len(self.lag_queue)):
+            for others in self._other_prompts(inputs, self.lag_queue.generations):
+                self.lag_queue.add(self._sampled_batch(others))
+        return self.lag_queue.exchange(batch)
+
+    def _other_prompts(self, inputs: list[Json], generations: int) -> Iterator[list[Json]]:
+        """This process's rows of as many more generations, of prompts that are drawn from the whole dataset."""
+        data: Any = self.train_dataset
+        group: Any = self.num_generations
+        generator = torch.Generator().manual_seed(self.args.seed)
+        prompts = len(inputs) * self.accelerator.num_processes // group
+        first = self.accelerator.process_index * len(inputs)
+        for _ in range(generations):
+            drawn = torch.randint(len(data), (prompts,), generator=generator).repeat_interleave(group)
+            rows = (data[i] for i in drawn[first : first + len(inputs)].tolist())
+            yield [{name: row[name] for name in inputs[0]} for row in rows]
+
+    def _sampled_batch(self, inputs: list[Json]) -> Batch:
+        """What TRL samples and scores, with what the KL needs; of a lag, also the log-probs of its sampler."""
         scored = self.has_reference and not self.objective.exact and self.objective.placement != "reward"
         by_trl = self.args.teacher_prompt is None and self.args.teacher_column is None
         with lend_beta(self, float(scored and by_trl)):
@@ -448,11 +460,9 @@ class KLTrainer(GRPOTrainer):
         if scored and not by_trl:
             batch = {**batch, REF_LOGP: self.scorer.reference_log_probs(batch)}
         batch["group"] = self.prompt_numbers.of_generation(len(batch["completion_ids"]))
-        if current_mode(self) == "eval" or not self.args.rollout_lag:
-            return batch
-        if OLD_LOGP not in batch:
+        if self.args.rollout_lag and current_mode(self) == "train" and OLD_LOGP not in batch:
             batch[OLD_LOGP] = self.scorer.log_probs(self.model, batch)
-        return self.lag_queue.exchange(batch)
+        return batch
 
     def _calculate_rewards(
         self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any, *args: Any
@@ -565,10 +575,7 @@ class KLTrainer(GRPOTrainer):
         self._save_parts(checkpoint_folder(self, trial))
 
     def _save_parts(self, folder: Path) -> None:
-        try:
-            save_parts(self, folder)
-        except RunError as error:  # completions with more than tensors and plain data: the weights are saved
-            warnings.warn(f"a run that resumes from {folder.name} will {START_AGAIN}: {error}", stacklevel=2)
+        save_parts(self, folder)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
@@ -578,20 +585,18 @@ class KLTrainer(GRPOTrainer):
     def _load_parts(self, folder: Path) -> None:
         try:
             self._restored = load_parts(self, folder)
-        except RunError as error:  # of another trainer, or of another number of processes: the weights are of use
-            warnings.warn(f"this run will {START_AGAIN}: {error}", stacklevel=2)
-
-    def restore_logged(self) -> None:
-        """Set again what `Trainer` has reset between loading the checkpoint and the first step."""
-        if self._restored is not None:
-            self.checkpointed["loss"].load_state_dict(self._restored["loss"])
-            self._restored = None
+        except (RunError, UnpicklingError) as error:
+            # Of another trainer or number of processes, or with images among the completions: the weights are of use.
+            start_again = "start again with kl_coef, without completions that wait (rollout_lag), all counts at 0"
+            warnings.warn(f"this run will {start_again}: {error}", stacklevel=2)
 
     # Log
 
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
         """TRL's step. The report of the KL is computed while the device still runs the backward pass."""
-        self.restore_logged()
+        if self._restored is not None:  # `Trainer` resets it between loading the checkpoint and the first step
+            self.checkpointed["loss"].load_state_dict(self._restored["loss"])
+            self._restored = None
         try:
             loss = super().training_step(*args, **kwargs)
             if self._has_kl_loss and not self.kl_metrics.is_held:

@@ -79,8 +79,9 @@ def draw(numbers: Numbers, figure: "Figure") -> None:
     axes[2].sharey(axes[0])
     _k1_loss(numbers, axes[3])
     _weights(numbers, axes[4])
-    for label, colour, line in LABELS.values():
-        axes[5].plot([], [], line, color=colour, label=label)
+    for arm, (label, colour, line) in LABELS.items():
+        if any(f"{arm} {lag}" in numbers["paths"] for lag in MARKS):
+            axes[5].plot([], [], line, color=colour, label=label)
     axes[5].axis("off")
     axes[5].legend(loc="center", fontsize=9, title="lines and marks but for k1 by lag")
 

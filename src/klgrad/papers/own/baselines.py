@@ -101,6 +101,8 @@ def draw(numbers: Numbers, figure: "Figure") -> None:
     figure.set_size_inches(11, 4.2)
     by_temperature, over_kl = figure.subplots(1, 2)
     for name, colour in LABELS.items():
+        if name not in numbers["questions"]:
+            continue
         _line(by_temperature, [numbers["end"][f"{name} {t}"][RIGHT] for t in SHOWN], range(len(SHOWN)), name, colour)
     by_temperature.set_xticks(range(len(SHOWN)), SHOWN.values())
     by_temperature.set(ylabel="right answers", ylim=(0, None), title="untrained model, 3 seeds, ± 1 SE")
