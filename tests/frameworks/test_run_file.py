@@ -208,7 +208,10 @@ def python_run(tmp_path, text, framework=None, trainer=None):
         "args = GRPOConfig(num_iterations=2, beta=0.9)\nargs.beta = 0.04\nself.beta = 0.5",
         "args = DPOConfig(beta=0.5)\nargs = GRPOConfig(num_iterations=2, beta=0.04)\nargs = DPOConfig(beta=0.5)",
         'warn("\\d")\nargs = MyConfig(num_iterations=2, beta=0.04)',
+        "more = dict(beta=0.04, num_iterations=1)\nmore['num_iterations'] = 2\nGRPOConfig('out', **more)",
+        "more = {'beta': 0.04}\nGRPOConfig(num_iterations=2, **more, **{'output_dir': 'x'})",
         "c = GRPOConfig(num_iterations=2, beta=0.04)\nprint(c, c.beta)\nt = GRPOTrainer(m, c)\nlog(c.to_dict())",
+        "more = {'beta': 0.04}\nprint(more['beta'], more.get('x'))\nA(args=GRPOConfig(num_iterations=2, **more))",
         "BETA = 0.04\nif True:\n    args = GRPOConfig(num_iterations=2)\n    args.beta = BETA\nscheduler.beta = 0.0",
     ],
 )
@@ -271,7 +274,10 @@ def test_a_value_that_a_python_script_computes_is_asked_for(text, tmp_path):
         (f"{MADE}t = GRPOTrainer(args=args)\nsetattr(t.args, 'beta', 0)", r"setattr\(t.args"),
         ("args = tweaked(GRPOConfig(beta=0.1))", r"tweaked\(GRPOConfig"),
         ("def make():\n    return GRPOConfig(beta=0.1)\ntweak(make())", r"tweak\(make\(\)\)"),
-        ("kw = {'beta': 0.1}\nGRPOConfig(**kw)", r"\*\*kw in .*, line 2"),
+        ("kw = {'beta': 0.1}\ntweak(kw)\nGRPOConfig(**kw)", r"tweak\(kw\)"),
+        ("kw = {'beta': 0.1}\nkw.update(beta=0)\nGRPOConfig(**kw)", r"kw.update"),
+        ("kw = {'beta': 0.1}\ndel kw['beta']\nGRPOConfig(**kw)", r"kw\['beta'\]"),
+        ("kw = {'beta': 0.1}\nkw |= more\nGRPOConfig(**kw)", "kw"),
     ],
 )
 def test_a_configuration_that_a_python_script_may_change_is_refused(text, use, tmp_path):

@@ -94,16 +94,42 @@ class _PythonScript:
                     self.unsure |= {id(x) for x in inside}
 
     def arguments(self, call: ast.Call) -> Iterator[tuple[str, ast.expr]]:
-        """The keyword arguments of a call."""
+        """The keyword arguments of a call, with those of dictionaries that are written in the script."""
         for word in call.keywords:
-            if word.arg is None:
-                written = ast.unparse(word.value)
-                raise RunFileError(
-                    "settings that can be read without running the script",
-                    f"**{written} in {self.path}, line {word.value.lineno}: what is in {written} is not read",
-                    "write its settings as arguments of the call, or give the run's settings as YAML",
-                )
-            yield word.arg, word.value
+            if word.arg:
+                yield word.arg, word.value
+            else:
+                yield from self._entries(word.value)
+
+    def _entries(self, node: ast.expr) -> Iterator[tuple[str, ast.expr]]:
+        """The entries of `**node`."""
+        name = node.id if isinstance(node, ast.Name) else ""
+        source = self.assigned[name][0] if name in self.once else node
+        if isinstance(source, ast.Dict):
+            for key, value in zip(source.keys, source.values, strict=True):
+                if key is None:
+                    yield from self._entries(value)
+                elif isinstance(key, ast.Constant):
+                    yield str(key.value), value
+                else:
+                    self._refuse(node)
+        elif isinstance(source, ast.Call) and _called(source) == "dict" and not source.args:
+            yield from self.arguments(source)
+        else:
+            self._refuse(node)
+        if name:
+            yield from self._changes(name)
+
+    def _changes(self, name: str) -> Iterator[tuple[str, ast.expr]]:
+        """What is written into a dictionary after it was made."""
+        for node in self.nodes:
+            if isinstance(node, ast.Name) and node.id == name and not self._is_read(node, ast.Subscript, ast.Dict):
+                self._refuse_use(node)
+            for target, value in _assignments(node):
+                if isinstance(target, ast.Subscript) and ast.unparse(target.value) == name:
+                    if not isinstance(target.slice, ast.Constant):
+                        self._refuse(target.value)
+                    yield str(target.slice.value), value  # pyright: ignore[reportAttributeAccessIssue]
 
     def check_uses(self, calls: list[ast.Call]) -> dict[str, str]:
         """Refuse uses of a configuration that may change it.
@@ -149,16 +175,18 @@ class _PythonScript:
         return [*calls, *(node for node in self.nodes if isinstance(node, ast.Call) and _called(node) in makers)]
 
     def _is_read(self, node: ast.AST, *kinds: type) -> bool:
-        """Whether a value is assigned, printed, given to a trainer, or used in a node of these kinds."""
+        """Whether a value is assigned, printed, given to a trainer or to `**`, or used in a node of these kinds."""
         parent = self.parents[node]
         around = self.parents.get(parent)
         if isinstance(parent, ast.Attribute):
             is_called = isinstance(around, ast.Call) and around.func is parent
             return parent.attr in READING if is_called or ast.Attribute not in kinds else parent.attr[:2] != "__"
         if isinstance(parent, ast.keyword):
-            return parent.arg == "args" or _is_trainer(around)
+            return parent.arg in ("args", None) or _is_trainer(around)
         if isinstance(parent, ast.Call):
             return _is_trainer(parent) or _called(parent) == "print"
+        if isinstance(parent, ast.Subscript):
+            return ast.Subscript in kinds and not isinstance(parent.ctx, ast.Del)
         return isinstance(parent, (ast.Assign, ast.AnnAssign, ast.Expr, *kinds))
 
     def _refuse_use(self, node: ast.AST) -> None:
@@ -169,6 +197,14 @@ class _PythonScript:
             "settings that can be read without running the script",
             f"{ast.unparse(whole)} in {self.path}, line {around.lineno}: whether it changes them is not read",
             "give the run's settings as YAML",
+        )
+
+    def _refuse(self, node: ast.expr) -> None:
+        written = ast.unparse(node)
+        raise RunFileError(
+            "settings that can be read without running the script",
+            f"**{written} in {self.path}, line {node.lineno}: what is in {written} is not read",
+            "write its settings as arguments of the call, or give the run's settings as YAML",
         )
 
     def attributes(self, calls: list[ast.Call]) -> Iterator[tuple[str, ast.expr]]:
