@@ -46,13 +46,7 @@ def subjects() -> list[Subject]:
 
 
 def in_reward(kind: str, *, whitened: bool = False, has_reference: bool = True) -> Subject:
-    """The KL in the reward.
-
-    Args:
-        kind: `actor.kl_estimator`.
-        whitened: whether `actor.adv_norm` divides by the standard deviation of the batch.
-        has_reference: whether the configuration has `ref`; without it the actor takes zeros for its log-probs.
-    """
+    """The KL in the reward; `whitened` by `actor.adv_norm`. Without `ref` the actor takes zeros for its log-probs."""
     norm = modules()["cli_args"].NormConfig(mean_level="batch", std_level="batch") if whitened else None
     config = _config(kl_ctl=1.0, kl_estimator=kind, adv_norm=norm)
     actor = modules()["actor"].PPOActor(config, None)
@@ -179,10 +173,11 @@ def read_config(given: dict[str, Any], _: str | None = None) -> Run:
     draft = RunDraft("areal", plain, KNOWN, ACTOR, TEACHER)
     draft.named = tuple(name for name in draft.named if name in given)
     has_ref, has_teacher = (any(name.startswith(section) for name in given) for section in ("ref.", TEACHER))
-    target: Verdict = "reverse-kl-token" if has_teacher else "reverse-kl-sequence"
+    target: Verdict | None = "reverse-kl-token" if has_teacher else "reverse-kl-sequence"
     if draft["kl_ctl"] and has_ref:
         draft.parts, target = [_read_reward(draft)], "reverse-kl-sequence"
     elif draft["kl_ctl"]:
+        target = target if has_teacher else None
         draft.notes.append(NO_REFERENCE)
         draft.change("kl_ctl", 0.0, "without a ref it is an entropy bonus; or add a ref section")
     elif not has_teacher:

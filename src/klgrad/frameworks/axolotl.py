@@ -95,15 +95,7 @@ def _distilled(beta: float) -> Subject:
 
 
 def kd_loss(logits: Tensor, teacher_logits: Tensor, beta: float, *, k: int | None = None, **settings: Any) -> Tensor:
-    """The sum of its distillation losses over the rows of logits.
-
-    Args:
-        logits: of the student.
-        teacher_logits: of the teacher.
-        beta: `kd_beta`.
-        k: how many of the teacher's tokens it has, all by default; their probabilities add up to 1.
-        settings: further arguments of its function.
-    """
+    """The sum of its distillation losses over rows of logits, with the teacher's k likeliest tokens, scaled up to 1."""
     import torch
 
     top = torch.log_softmax(teacher_logits, -1).topk(k or logits.shape[-1])

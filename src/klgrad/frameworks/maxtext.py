@@ -14,10 +14,10 @@ from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from . import tunix
-from .formulae import OVER_COMPLETIONS, AsLoss, part_of
+from .formulae import AsLoss, part_of
 from .framework import Default, Framework
 from .harness import load, of_arrays, subject
-from .run_settings import Reader, Run, RunDraft, Why
+from .run_settings import Reader, Run, RunDraft
 
 if TYPE_CHECKING:
     from ..audit import Subject
@@ -119,12 +119,10 @@ def read_config(given: dict[str, Any], _: str | None = None) -> Run:
     unit = draft.one_of("loss_agg_mode", tunix.REDUCTIONS)
     if draft["grpo_beta"]:
         draft.change("grpo_beta", 0.0, "k1 as a loss descends nothing; or patch the trainer")
-    if tunix.REDUCTIONS[unit] == OVER_COMPLETIONS:
-        draft.change("loss_agg_mode", "token-mean", Why.LENGTH)
     name = f"rl.grpo_beta rl.loss_agg_mode={unit}"
     draft.parts = [part_of("maxtext", name, AsLoss("k1"), tunix.REDUCTIONS[unit], draft["grpo_beta"])]
     draft.notes.append(NO_MODE)
-    return draft.run("Tunix's GRPO", tunix.stale(draft), "reverse-kl-token")
+    return draft.run("Tunix's GRPO", tunix.stale(draft), None)
 
 
 FRAMEWORK = Framework(

@@ -63,14 +63,7 @@ def _in_loss(estimator: str, unbiased: bool) -> Subject:
 
 
 def in_reward(estimator: str, advantage: str, *, lambd: float = 1.0, critic: Critic = untrained) -> Subject:
-    """The KL in the reward, by the method of the experience maker.
-
-    Args:
-        estimator: `--algo.kl.estimator`.
-        advantage: one of `ADVANTAGES`.
-        lambd: λ of GAE.
-        critic: the value function of GAE.
-    """
+    """The KL in the reward, by the method of the experience maker; the advantage is one of `ADVANTAGES`."""
     policy_loss = modules()["loss"].PolicyLoss()
 
     def loss(batch: Batch) -> Tensor:

@@ -81,7 +81,7 @@ class Run:
         given: those of them that the file has.
         parts: its KLs; none if the run has no KL.
         stale: why completions are not samples of the policy that is updated; empty if they are.
-        target: the reverse KL that `changes` lead to.
+        target: the reverse KL that `changes` lead to; None where no setting does.
         changes: what to change for it.
         notes: further remarks.
         overrides: those of `given` that were given beside the file.
@@ -94,7 +94,7 @@ class Run:
     given: tuple[str, ...]
     parts: tuple[KLPart, ...]
     stale: tuple[str, ...]
-    target: Verdict
+    target: Verdict | None
     changes: tuple[Change, ...]
     notes: tuple[str, ...] = field(default=())
     overrides: tuple[str, ...] = ()
@@ -224,7 +224,7 @@ class RunDraft:
         if not self[name]:
             self.change(name, value, why)
 
-    def run(self, trainer: str, stale: Iterable[str], target: Verdict) -> Run:
+    def run(self, trainer: str, stale: Iterable[str], target: Verdict | None) -> Run:
         """The run; its KLs are those with a coefficient."""
         parts = tuple(part for part in self.parts if part.coefficient)
         found = (tuple(stale), target, tuple(self.changes), tuple(self.notes))

@@ -76,15 +76,7 @@ def _in_loss(estimator: str) -> Subject:
 def in_reward(
     estimator: str, advantage: str, more: str = "", *, lambd: float = 1.0, critic: Critic = untrained
 ) -> Subject:
-    """The KL in the reward, by the methods of the trainer.
-
-    Args:
-        estimator: `kl_estimator_type`.
-        advantage: one of `ADVANTAGES`.
-        more: `TOKEN_MEAN`, or one of `CORRECTIONS`.
-        lambd: λ of GAE.
-        critic: the value function of GAE.
-    """
+    """The KL in the reward, by the methods of the trainer; `more` is `TOKEN_MEAN` or one of `CORRECTIONS`."""
     trainer = _trainer(estimator, advantage, lambd, more)
     policy_loss = modules()["utils.ppo_utils"].ppo_policy_loss
 

@@ -253,15 +253,7 @@ OWN_FIELDS = ("kl_coef", "kl_level", "kl_divergence", "kl_estimator", "kl_placem
 
 
 def read_config(given: dict[str, Any], trainer: str | None) -> Run:
-    """Read the fields of TRL's configuration.
-
-    Args:
-        given: the settings of the file.
-        trainer: `grpo` or `rloo`; None to tell by the settings, which is GRPO where they do not tell.
-
-    Returns:
-        The run.
-    """
+    """Read the fields of TRL's configuration, of GRPO where neither `trainer` nor a setting tells."""
     if own := [name for name in OWN_FIELDS if name in given]:
         raise RunFileError("TRL's own settings", f"{own[0]}, of KLConfig", "use klgrad train --config FILE --dry-run")
     kind = trainer or ("rloo" if "normalize_advantages" in given else "grpo")

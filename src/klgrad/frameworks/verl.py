@@ -74,12 +74,7 @@ def subjects() -> list[Subject]:
 
 
 def in_loss(kind: str, reduction: str) -> Subject:
-    """The KL in the loss, by verl's `ppo_loss`.
-
-    Args:
-        kind: `kl_loss_type`.
-        reduction: `loss_agg_mode`.
-    """
+    """The KL in the loss, by verl's `ppo_loss`: `kind` is its `kl_loss_type`, `reduction` its `loss_agg_mode`."""
     from verl.workers.utils.losses import ppo_loss
 
     def loss(batch: Batch) -> Tensor:
@@ -91,14 +86,7 @@ def in_loss(kind: str, reduction: str) -> Subject:
 
 
 def in_reward(kind: str, advantage: str, *, lam: float = 1.0, critic: Critic = untrained) -> Subject:
-    """The KL in the reward, by the functions of the trainer.
-
-    Args:
-        kind: `kl_penalty`.
-        advantage: one of `ADVANTAGES`.
-        lam: λ of GAE.
-        critic: the value function of GAE.
-    """
+    """The KL in the reward, by the functions of the trainer: `kind` is its `kl_penalty`; one of `ADVANTAGES`."""
     from verl.trainer.config import AlgoConfig
     from verl.trainer.ppo.core_algos import FixedKLController
     from verl.workers.utils.losses import ppo_loss
@@ -161,11 +149,8 @@ def micro_batch(
 ) -> tuple[dict[str, Tensor], Any]:
     """Model output and data as a worker passes them to a loss.
 
-    Args:
-        batch: the completions.
-        advantages: one per token.
-        tokens: the tokens of the whole batch, by which a mean over tokens divides; None for those of this one.
-        more: tensors that replace those of the batch.
+    `tokens` are those of the whole batch, by which a mean over tokens divides; None for those of this one. `more` are
+    tensors that replace those of the batch.
     """
     import torch
     from verl.utils import tensordict_utils
@@ -325,12 +310,7 @@ def declared_subjects() -> list[Subject]:
 
 
 def declared(node: dict[str, Any], reduction: str = SUM) -> Subject:
-    """A declaration in verl, with β = 1.
-
-    Args:
-        node: the settings under `klgrad`.
-        reduction: `loss_agg_mode`.
-    """
+    """A declaration in verl, by the settings under `klgrad`, with β = 1; `reduction` is verl's `loss_agg_mode`."""
     from ..verl.declaration import term_of
 
     declaration = term_of({"coef": 1.0, **node})
@@ -480,7 +460,8 @@ def read_config(given: dict[str, Any], _: str | None = None) -> Run:
 
 def _read_teacher(draft: RunDraft) -> KLPart:
     """The KL to the teacher: as a loss, or as the advantage of each token (`use_policy_gradient`)."""
-    told, in_advantage = draft["loss_mode"], draft["use_policy_gradient"]
+    told: str = draft["loss_mode"]
+    in_advantage = draft["use_policy_gradient"]
     name, coefficient = f"{TEACHER_LOSS}distillation_loss_coef", 1.0
     kind = one_of(
         draft.name_of("loss_mode"), TEACHER_MODES.get(told, told), ("k1", "k2", "k3", "abs", "forward_kl_topk")
@@ -546,7 +527,8 @@ def _read_reward(draft: RunDraft, mode: str) -> KLPart:
 
 
 def _estimator(draft: RunDraft, name: str) -> str:
-    return one_of(draft.name_of(name), SAME.get(draft[name], draft[name]), ESTIMATORS)
+    told: str = draft[name]
+    return one_of(draft.name_of(name), SAME.get(told, told), ESTIMATORS)
 
 
 def _stale(draft: RunDraft) -> tuple[str, ...]:
