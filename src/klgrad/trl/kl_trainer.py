@@ -57,9 +57,9 @@ from .state_files import Parts, load_parts, save_parts
 # The KL as parts of a loss: per token, for TRL to reduce, or summed.
 
 
-def own_rows(x: Tensor, own: slice, like: Tensor) -> Tensor:
+def own_rows(x: Tensor, rows: slice, like: Tensor) -> Tensor:
     """This process' rows, cut to the length that they had before all processes' were padded to one length."""
-    return x[own, : like.shape[1]]
+    return x[rows, : like.shape[1]]
 
 
 def per_token_loss(
@@ -266,11 +266,10 @@ def check_built(trainer: GRPOTrainer, args: KLConfig, objective: TRLObjective) -
 
 
 def whole_groups(each: int, rows: int, steps: int, generations: int) -> bool:
-    """Whether each micro-batch of all processes consists of whole groups, of `generations` rows.
+    """Whether each micro-batch, of `each` rows on a process and `rows` on all, has whole groups of `generations` rows.
 
     A process has adjacent rows of a generation, and cuts them into its micro-batches by itself: with more than one of
-    them, a group that lies in two processes is never whole. A micro-batch has `each` rows on one process, and `rows` on
-    all.
+    them, a group that lies in two processes is never whole.
     """
     return each % generations == 0 or (steps == 1 and rows % generations == 0)
 
@@ -506,7 +505,7 @@ class KLTrainer(GRPOTrainer):
         [(logp, rollout, rows, result)] = captured
         per_token = self._per_token(rollout, result, rows, logp)
         loss = loss + self.coefficient.value * self._reduced(model, batch, rollout, per_token)
-        self.kl_metrics.hold(rollout, group, result)
+        self.kl_metrics.held = rollout, group, result
         if current_mode(self) == "eval":
             self.kl_metrics.record_held("eval", last=not self._evaluating)
         return loss
@@ -575,11 +574,11 @@ class KLTrainer(GRPOTrainer):
             self._restored = None
         try:
             loss = super().training_step(*args, **kwargs)
-            if self._has_kl_loss and not self.kl_metrics.is_held:
+            if self._has_kl_loss and self.kl_metrics.held is None:
                 raise ContractError("a training step of TRL's that calls _compute_loss", "one that does not")
             self.kl_metrics.record_held(current_mode(self), last=self.accelerator.sync_gradients)
         finally:
-            self.kl_metrics.drop_held()  # a step that failed must not keep its graph
+            self.kl_metrics.held = None  # a step that failed must not keep its graph
         return loss
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
