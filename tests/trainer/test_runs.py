@@ -79,7 +79,7 @@ def test_what_is_not_finite_stops_before_the_update(tmp_path, monkeypatch):
             trainer.train()
     assert torch.equal(tiny.weights(trainer), before)
     assert not [each for each in told if "before the first update" in str(each.message)]  # NaN is no KL to explain
-    assert trainer.kl_metrics._held is None  # nothing holds on to the graph
+    assert trainer.kl_metrics.held is None  # nothing holds on to the graph
 
 
 def test_lag_counts_updates(tmp_path):
