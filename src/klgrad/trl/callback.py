@@ -21,7 +21,7 @@ from .compat import NEEDED, REF_LOGP, SAMPLER_LOGP, Batch, has_adapters, loss_le
 from .contract import GENERATE, LOG, LOSS, PREPARE, Observer, trainer_of
 from .metrics import Window
 from .reference import Columns, Passes, Reference, StartWeights
-from .scorer import everywhere
+from .scorer import gather_rows
 
 # Per-token log-probs of a run as Parquet, one file per measured step; `klgrad logs FOLDER` reads them.
 
@@ -398,7 +398,7 @@ class KLCallback(TrainerCallback):
         assert local is not None
         try:
             of_the_sampler = all(SAMPLER_LOGP in batch for batch in batches)
-            self._record(step, [everywhere(accelerator, each)[0] for each in local], of_the_sampler)
+            self._record(step, [gather_rows(accelerator, each)[0] for each in local], of_the_sampler)
         except Exception as error:  # the same on all processes, which have the same numbers
             self._warn_of(step, error)
 

@@ -53,7 +53,7 @@ from .config_checks import teachers_of
 # All processes' completions of one step, so that baselines and reports are those of the whole batch.
 
 
-def everywhere(accelerator: Accelerator, local: dict[str, Tensor | None]) -> tuple[Json, slice]:
+def gather_rows(accelerator: Accelerator, local: dict[str, Tensor | None]) -> tuple[Json, slice]:
     """Gather tensors from all processes, padded to one length; also return which rows are this process'.
 
     Those keep their gradient.
@@ -134,7 +134,7 @@ class PromptNumbers:
         self._generations = state["generations"]
 
 
-def with_peers(group: Tensor) -> Tensor:
+def merge_lone_rows(group: Tensor) -> Tensor:
     """(B,) groups of at least two: completions that are alone in their group share one.
 
     A baseline over completions of other prompts is as unbiased as one over the same prompt's, because it does not
@@ -148,7 +148,7 @@ def with_peers(group: Tensor) -> Tensor:
     return torch.where(alone, home, group)
 
 
-def shuffled_by_group(batch: Batch) -> Batch:
+def shuffle_groups(batch: Batch) -> Batch:
     """The batch with its groups in a random order and the rows of each group adjacent.
 
     TRL shuffles single rows; then the completions of a prompt would fall into different micro-batches.
@@ -475,7 +475,7 @@ class Scorer:
 
     def reference_log_probs(self, batch: Batch) -> Tensor:
         """(B, T) log-probs by the reference, or by each row's teacher, which may see another prompt."""
-        logps = [self.log_probs(ref, compat.as_teacher_sees(batch)) for ref in self.each_reference()]
+        logps = [self.log_probs(ref, compat.teacher_view(batch)) for ref in self.each_reference()]
         teacher = batch.get("teacher")
         return logps[0] if teacher is None else torch.stack(logps)[teacher, range(len(teacher))]
 
@@ -488,7 +488,7 @@ class Scorer:
     @torch.no_grad()
     def references(self, batch: Batch) -> tuple[ReferencePass, ...]:
         """The references at the tokens of a batch. Those that the rows name see their rows alone."""
-        completions, accelerator = CompletionRows.of(compat.as_teacher_sees(batch)), self._trainer.accelerator
+        completions, accelerator = CompletionRows.of(compat.teacher_view(batch)), self._trainer.accelerator
         passes: list[ReferencePass] = []
         for i, ref in enumerate(self.each_reference()):
             weight, rows = self._weight(i, batch), None
@@ -557,9 +557,9 @@ class Scorer:
             "token_forward_kl": None if exact is None else exact.forward_kl,
             "token_divergence": None if exact is None else exact.divergence,
         }
-        tensors, own = everywhere(self._trainer.accelerator, local)
+        tensors, own = gather_rows(self._trainer.accelerator, local)
         tensors["mask"] = tensors["mask"].bool()
-        return Rollout(**tensors, group=with_peers(group) if self._objective.needs_groups else None), own
+        return Rollout(**tensors, group=merge_lone_rows(group) if self._objective.needs_groups else None), own
 
     def sampled_rollout(self, sampled: Sampled) -> Rollout:
         """All processes' completions that were just sampled."""
@@ -571,7 +571,7 @@ class Scorer:
         own = self.log_probs(self._trainer.model, batch)
         with self.reference() as ref:
             other = self.log_probs(ref, batch)
-        tensors, _ = everywhere(self._trainer.accelerator, {"logp": own, "ref_logp": other, "mask": mask})
+        tensors, _ = gather_rows(self._trainer.accelerator, {"logp": own, "ref_logp": other, "mask": mask})
         return Rollout(**tensors)
 
     def _behavior(self, logp: Tensor, batch: Batch) -> Tensor | None:
