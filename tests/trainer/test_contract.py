@@ -11,7 +11,6 @@ import torch
 from tolerances import SAME_STEPS
 from trl import GRPOConfig
 from trl.trainer import grpo_trainer
-from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
 from typer.testing import CliRunner
 

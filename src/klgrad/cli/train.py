@@ -247,6 +247,5 @@ def compare_command(
 
     console, compared = beside(out), load(runs)
     kind = out.suffix.removeprefix(".").lower()
-    deliver(
-        console, table(compared), (out, lambda: render_figure(compared, kind if kind in ("svg", "pdf") else "png")[0])
-    )
+    kind = kind if kind in ("svg", "pdf") else "png"
+    deliver(console, table(compared), (out, lambda: render_figure(compared, kind)[0]))
