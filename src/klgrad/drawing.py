@@ -48,21 +48,17 @@ def content(figure: "Figure", kind: str) -> bytes:
     """
     from matplotlib import rc_context
 
-    label_ticks(figure)
+    for axes in figure.get_axes():
+        _label_ticks(axes.xaxis)
+        _label_ticks(axes.yaxis)
     with rc_context(SALT):
         buffer = io.BytesIO()
         figure.savefig(buffer, format=kind, dpi=DPI, metadata=UNDATED[kind])
     return _with_few_colours(buffer) if kind == "png" else buffer.getvalue()
 
 
-def label_ticks(figure: "Figure") -> None:
-    """Label ticks by plain numbers: 0.001, and not 10⁻³ or 1 with 1e-3 above the axis."""
-    for axes in figure.get_axes():
-        for axis in (axes.xaxis, axes.yaxis):
-            _label_axis(axis)
-
-
-def _label_axis(axis: "Axis") -> None:
+def _label_ticks(axis: "Axis") -> None:
+    """Plain numbers: 0.001, and not 10⁻³ or 1 with 1e-3 above the axis."""
     from matplotlib.ticker import LogFormatter, LogFormatterSciNotation, ScalarFormatter
 
     base = getattr(axis.get_transform(), "base", 10)
@@ -126,47 +122,32 @@ def _with_few_colours(picture: io.BytesIO) -> bytes:
 BLACK, GREY = "#000000", "#7F7F7F"
 ORANGE, SKY, GREEN, BLUE, VERMILION, PURPLE = "#E69F00", "#56B4E9", "#009E73", "#0072B2", "#D55E00", "#CC79A7"
 
-STYLES: dict[str, tuple[str, Any]] = {
-    "exact": (BLACK, "-"),
-    "k1-reward": (GREEN, "-"),
-    "k1-reward-leave-one-out": (BLUE, "-"),
-    "k1-reward-optimal-baseline": (PURPLE, "-"),
-    "k1-advantage": (PURPLE, "-"),
-    "k2-loss": (SKY, "--"),
-    "k1-loss": (GREY, ":"),
-    "k3-loss": (ORANGE, "-"),
-    "k3-loss-clamped": (VERMILION, "--"),
-    "k3-reward": (VERMILION, "-."),
-    "k1-both": (BLUE, ":"),
-    "k3-both": (PURPLE, ":"),
-    "token": (SKY, "--"),
-    "to-go": (PURPLE, "-"),
-    "to-go-leave-one-out": (BLUE, "--"),
-    "k1-k3": (PURPLE, "--"),
-    "exact-leave-one-out": (BLACK, "--"),
-    "discount": (VERMILION, "-"),
-    "ratio-k3-loss": (PURPLE, "-"),
-    "influence-bound": (BLUE, "-"),
-    "k1": (GREEN, "-"),
-    "k2": (SKY, "--"),
-    "k3": (ORANGE, "-"),
+STYLES: dict[str, tuple[str, str, str]] = {
+    "exact": (BLACK, "-", "analytic"),
+    "k1-reward": (GREEN, "-", "vanilla (k1 in reward)"),
+    "k1-reward-leave-one-out": (BLUE, "-", "vanilla, leave-one-out"),
+    "k1-reward-optimal-baseline": (PURPLE, "-", "vanilla, baseline v*"),
+    "k1-advantage": (PURPLE, "-", "k1 advantage"),
+    "k2-loss": (SKY, "--", "squared (k2 as loss)"),
+    "k1-loss": (GREY, ":", "vanilla incorrect (k1 as loss)"),
+    "k3-loss": (ORANGE, "-", "variance reduced incorrect (k3 as loss)"),
+    "k3-loss-clamped": (VERMILION, "--", "k3 loss clamped"),
+    "k3-reward": (VERMILION, "-.", "k3 in reward"),
+    "k1-both": (BLUE, ":", "k1 in both"),
+    "k3-both": (PURPLE, ":", "k3 in both"),
+    "token": (SKY, "--", "token"),
+    "to-go": (PURPLE, "-", "to go"),
+    "to-go-leave-one-out": (BLUE, "--", "to go leave one out"),
+    "k1-k3": (PURPLE, "--", "k1 k3"),
+    "exact-leave-one-out": (BLACK, "--", "exact leave one out"),
+    "discount": (VERMILION, "-", "discount"),
+    "ratio-k3-loss": (PURPLE, "-", "ratio k3 loss"),
+    "influence-bound": (BLUE, "-", "influence bound"),
+    "k1": (GREEN, "-", "vanilla (k1)"),
+    "k2": (SKY, "--", "squared (k2)"),
+    "k3": (ORANGE, "-", "variance reduced (k3)"),
 }
-
-NAMES = {
-    "exact": "analytic",
-    "k1-reward": "vanilla (k1 in reward)",
-    "k1-reward-leave-one-out": "vanilla, leave-one-out",
-    "k1-reward-optimal-baseline": "vanilla, baseline v*",
-    "k2-loss": "squared (k2 as loss)",
-    "k1-loss": "vanilla incorrect (k1 as loss)",
-    "k3-loss": "variance reduced incorrect (k3 as loss)",
-    "k3-reward": "k3 in reward",
-    "k1-both": "k1 in both",
-    "k3-both": "k3 in both",
-    "k1": "vanilla (k1)",
-    "k2": "squared (k2)",
-    "k3": "variance reduced (k3)",
-}
+"""Colour, line and name in the legend."""
 
 
 def style(name: str) -> dict[str, Any]:
@@ -179,5 +160,5 @@ def style(name: str) -> dict[str, Any]:
         >>> style("k1")
         {'color': '#009E73', 'linestyle': '-', 'label': 'vanilla (k1)'}
     """
-    colour, line = STYLES[name]
-    return {"color": colour, "linestyle": line, "label": NAMES.get(name, name.replace("-", " "))}
+    colour, line, label = STYLES[name]
+    return {"color": colour, "linestyle": line, "label": label}

@@ -39,7 +39,10 @@ BAD = {
         {"behavior_logp": with_value(LOGP, float("-inf"), (0, 1))},
         r"`behavior_logp`.*received -inf at \[0, 1\]",
     ),
-    "token ids": ({"logp": torch.ones(2, 2, dtype=torch.long)}, r"`logp` of a floating dtype; received torch.int64"),
+    "token ids": (
+        {"logp": torch.ones(2, 2, dtype=torch.long)},
+        r"`logp` of a floating dtype of 16 bits or more; received torch.int64",
+    ),
     "group": ({"group": torch.zeros(3, dtype=torch.long)}, r"`group` of shape \(2,\).*received shape \(3,\)"),
     "group dtype": ({"group": torch.zeros(2)}, r"of integers, or of strings; received shape \(2,\), torch.float32"),
     "group of floats": ({"group": [0.0, 1.0]}, r"of integers, or of strings; received \[0.0, 1.0\]"),
@@ -47,7 +50,10 @@ BAD = {
     "no reference": ({"ref_logp": None}, "`ref_logp` as a torch tensor; received NoneType; remedy: pass it"),
     "another device": ({"ref_logp": LOGP.to("meta")}, "`ref_logp` on cpu, the device of `logp`; received device meta"),
     "sparse": ({"mask": MASK.to_sparse()}, "`mask` as a dense tensor; received layout torch.sparse_coo"),
-    "float8": ({"logp": LOGP.to(torch.float8_e4m3fn)}, "`logp` in 16 bits or more; received torch.float8_e4m3fn"),
+    "float8": (
+        {"logp": LOGP.to(torch.float8_e4m3fn)},
+        "`logp` of a floating dtype of 16 bits or more; received torch.float8_e4m3fn",
+    ),
     "negative kl": (
         {"token_reverse_kl": with_value(-LOGP, -0.2, (0, 0))},
         r"`token_reverse_kl` finite and >= 0.*received -0.2",
@@ -92,7 +98,7 @@ def test_a_group_may_be_labelled_by_integers_or_strings_of_any_container(labels)
 OF_ANY_TYPE = {
     "None": None, "list": LOGP.tolist(), "NumPy": LOGP.numpy(), "integer": 2, "object": object(),
     "complex": LOGP.to(torch.complex64), "meta": LOGP.to("meta"), "3 dimensions": LOGP[None],
-    "sparse": LOGP.to_sparse(), "complex labels": torch.zeros(2, dtype=torch.complex64), "sparse labels": torch.arange(2).to_sparse(),
+    "sparse": LOGP.to_sparse(), "complex labels": torch.zeros(2, dtype=torch.complex64),
     "mixed": [0, "a"], "beyond 64 bits": [2**70, 1], "NaN": [float("nan"), 1], "NumPy matrix": numpy.array([[0, 1]]),
 }  # fmt: skip
 MAY_BE_NONE = ("behavior_logp", *DIVERGENCES, "group")

@@ -1,6 +1,6 @@
 """The Triton kernels, run by Triton's interpreter, against the same tiles in torch.
 
-Not collected by itself: `test_triton.py` runs it in a process of its own, where TRITON_INTERPRET is set in time.
+Not collected by itself: `test_tiles_triton.py` runs it in a process of its own, where TRITON_INTERPRET is set in time.
 """
 
 import os

@@ -6,7 +6,6 @@ kernels, and `test_hopper_gpu.py` and `test_gpu.py` run them.
 
 import importlib
 import importlib.util
-from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -162,22 +161,10 @@ def test_confident_tokens(option, monkeypatch):
 @pytest.mark.parametrize("kept", [24, 50])
 @pytest.mark.usefixtures("narrow")
 def test_one_launch_for_all_kept_logits(kept, monkeypatch):
-    """It does what launches for each tile and strip would do."""
-    launches = []
-
-    def gradient(whole, rows, states, first, kept, out):
-        launches.append((len(whole.targets), whole.width))
-        by_tile = CachedLogits(kept.a_or_minus_b.clone(), kept.delta.clone(), kept.slice_stats)
-        for columns in (range(i, min(i + 16, whole.width)) for i in range(0, whole.width, 16)):
-            for strip in (slice(i, i + 3) for i in range(0, len(whole.targets), 3)):
-                own, part = by_tile.cut(strip, columns), replace(whole, start=columns.start, width=len(columns))
-                part = replace(part, targets=whole.targets[strip])
-                tiles_torch.gradient(part, rows[:, strip], states, 0, own, own.a_or_minus_b.view(out.dtype))
-        tiles_torch.gradient(whole, rows, states, first, kept, out)
-        assert torch.equal(by_tile.a_or_minus_b, kept.a_or_minus_b)
-
+    launches, gradient = [], tiles_torch.gradient
+    noted = lambda tile, *rest: (launches.append((len(tile.targets), tile.width)), gradient(tile, *rest))
     on_torch.install(monkeypatch)
-    backend = SimpleNamespace(gradient=gradient, slices=tiles_torch.slices)
+    backend = SimpleNamespace(gradient=noted, slices=tiles_torch.slices)
     monkeypatch.setattr(fused_statistics, "backend_for", lambda hidden: backend)
     case = make((12,), 50, entries=0, dtype=torch.bfloat16)
     agree(case, SINGLE, BFLOAT16, budget=budget(case, kept=90 if kept == 50 else 36))
@@ -255,41 +242,27 @@ def test_what_the_kernels_do_not_do_falls_back(name, monkeypatch):
     assert not calls
 
 
-def test_only_compute_capability_9_0(monkeypatch):
-    for capability, expected in (((9, 0), True), ((8, 0), False), ((10, 0), False), ((9, 1), False)):
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, found=capability: found)
-        choice.runs_on.cache_clear()
-        assert choice.runs_on(torch.device("cuda:0")) is expected
-    assert not choice.runs_on(torch.device("cpu"))
-    choice.runs_on.cache_clear()
-
-
-def test_not_on_amd(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    monkeypatch.setattr(torch.version, "hip", "6.4")
-    choice.runs_on.cache_clear()
-    assert not choice.runs_on(torch.device("cuda:0"))
-    choice.runs_on.cache_clear()
+@pytest.mark.parametrize(
+    ("device", "capability", "hip", "expected"),
+    [
+        ("cuda:0", (9, 0), None, True),
+        ("cuda:0", (8, 0), None, False),
+        ("cuda:0", (10, 0), None, False),
+        ("cuda:0", (9, 0), "6.4", False),
+        ("cpu", (9, 0), None, False),
+    ],
+)
+def test_only_on_nvidias_compute_capability_9_0(device, capability, hip, expected, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(torch.version, "hip", hip)
+    assert choice.runs_on.__wrapped__(torch.device(device)) is expected
 
 
 def test_a_triton_with_other_arguments_is_not_used(monkeypatch):
     """As Triton 3.5."""
     language = importlib.import_module("triton.experimental.gluon.language")
-    old = lambda default_args, default_partition, worker_args, worker_partitions, worker_num_warps, worker_num_regs: (
-        None
-    )
-    monkeypatch.setattr(language, "warp_specialize", old)
-    choice._importable.cache_clear()
-    assert not choice._importable()
-    choice._importable.cache_clear()
-
-
-def test_they_can_be_switched_off(monkeypatch):
-    calls = []
-    on_torch.install(monkeypatch, calls)
-    monkeypatch.setattr(choice, "USED", False)
-    make((6,), entries=0, dtype=torch.bfloat16).statistics()
-    assert not calls
+    monkeypatch.setattr(language, "warp_specialize", lambda default_args, default_partition, worker_args: None)
+    assert not choice._importable.__wrapped__()
 
 
 def test_a_plan_without_tiles_of_logits_keeps_more_within_the_same_budget():
@@ -311,24 +284,3 @@ def test_what_is_kept_has_the_size_of_the_plan(monkeypatch):
     assert kept.slice_stats.shape == (3, 12, 16)
     assert kept.slice_stats.is_contiguous()
     assert made.kept_bytes == sum(x.nbytes for x in (kept.a_or_minus_b, kept.delta, kept.slice_stats))
-
-
-def test_kernels_start_on_the_device_of_the_tensors(monkeypatch):
-    """Triton starts kernels on the current device, which may be another one."""
-    current, started = [], []
-
-    @contextmanager
-    def device(chosen):
-        current.append(chosen)
-        yield
-        current.pop()
-
-    class Kernel:
-        def __getitem__(self, grid):
-            return lambda *given, **options: started.append((current[-1], grid))
-
-    second = torch.device("cuda:1")
-    monkeypatch.setattr(torch.cuda, "device", device)
-    monkeypatch.setattr(gluon, "_multiprocessors", lambda device: 132)
-    gluon._start(Kernel(), SimpleNamespace(hidden=SimpleNamespace(device=second)))
-    assert started == [(second, (132,))]

@@ -6,14 +6,13 @@ the expected gradient to the *weight* must be that of the exact divergence.
 
 import pytest
 import torch
-from oracle import SEQUENCES
 from tolerances import EXACT
 
 from klgrad import ImportanceWeighting, KLTerm
 from klgrad.enumeration import autoregressive, every_group, target_gradients
 from klgrad.kernels import Head, token_statistics
 
-SMALL = autoregressive(2, 3, ends=True, seed=8, away_from_ref=1.0)
+PROBLEM = autoregressive(2, 3, ends=True, seed=8, away_from_ref=1.0)
 PREFIX = ImportanceWeighting("prefix", bound=None)
 
 
@@ -32,62 +31,38 @@ def loss_gradients(problem, term, rows, probability, group=None):
     return total.T.flatten()
 
 
-def alone(problem, term):
-    """Over every completion, each as a separate batch."""
-    return loss_gradients(problem, term, torch.arange(len(problem.space))[:, None], problem.probability)
+TERMS = {
+    "facts 11 and 16: token": (KLTerm(level="token", estimator="exact"), 1, "reverse-kl-token-sampler"),
+    "fact 12: sampled": (KLTerm(), 1, "reverse-kl-sequence"),
+    "forward, token": (KLTerm(divergence="forward", level="token", estimator="exact"), 1, "forward-kl-token"),
+    "fact 16: prefix": (KLTerm(level="token", estimator="exact", weighting=PREFIX), 1, "reverse-kl-token"),
+    "fact 17: sequence": (KLTerm(estimator="exact", weighting=PREFIX), 1, "reverse-kl-sequence"),
+    "leave-one-out": (KLTerm(estimator="exact", baseline="leave_one_out"), 2, "reverse-kl-sequence"),
+    "leave-one-out, prefix": (
+        KLTerm(estimator="exact", baseline="leave_one_out", weighting=PREFIX), 2, "reverse-kl-sequence"),
+}  # fmt: skip
+"""Term, completions in a group, and target; those without a ratio, but for the first, on their own samples."""
 
 
-ON_POLICY = {
-    "fact 11: token": (KLTerm(level="token", estimator="exact"), "reverse-kl-token"),
-    "fact 12: sequence": (KLTerm(estimator="exact"), "reverse-kl-sequence"),
-    "fact 12: sampled": (KLTerm(), "reverse-kl-sequence"),
-    "fact 13: discount 0": (KLTerm(estimator="exact", discount=0.0), "reverse-kl-token"),
-    "forward, token": (KLTerm(divergence="forward", level="token", estimator="exact"), "forward-kl-token"),
-}
-
-
-@pytest.mark.parametrize("fact", ON_POLICY)
-@pytest.mark.parametrize("problem", [p.on_policy() for p in SEQUENCES.values()], ids=SEQUENCES)
-def test_terms_on_policy(problem, fact):
-    term, target = ON_POLICY[fact]
-    EXACT.check_vector(alone(problem, term), target_gradients(problem)[target])
+@pytest.mark.parametrize("name", TERMS)
+def test_the_expected_gradient_of_a_term(name):
+    term, size, target = TERMS[name]
+    on_policy = term.weighting is None and not target.endswith("sampler")
+    problem = PROBLEM.on_policy() if on_policy else PROBLEM
+    group = torch.zeros(2, dtype=torch.long) if size == 2 else None
+    found = loss_gradients(problem, term, *every_group(problem, size), group=group)
+    EXACT.check_vector(found, target_gradients(problem)[target])
 
 
 @pytest.mark.parametrize("discount", [0.5, 0.9])
 def test_fact_13_a_discounted_term_by_its_definition(discount):
     """E[ Σ_t ∇KL_t + s_t Σ_{s>t} g^(s-t) KL_s ], from the scores and gradients of the problem."""
-    problem = SMALL.on_policy()
+    problem = PROBLEM.on_policy()
     kl, steps = problem.at_tokens(problem.prefix_kl()), problem.space.length
     future = torch.zeros_like(kl)
     for t in range(steps):
         for s in range(t + 1, steps):
             future[:, t] += discount ** (s - t) * kl[:, s]
     truth = problem.probability @ (problem.kl_gradients + future[..., None] * problem.scores).sum(1)
-    EXACT.check_vector(alone(problem, KLTerm(estimator="exact", discount=discount)), truth)
-
-
-OFF_POLICY = {
-    "fact 16: token": (KLTerm(level="token", estimator="exact", weighting=PREFIX), "reverse-kl-token"),
-    "fact 16: on the sampler's prefixes": (KLTerm(level="token", estimator="exact"), "reverse-kl-token-sampler"),
-    "fact 17: sequence": (KLTerm(estimator="exact", weighting=PREFIX), "reverse-kl-sequence"),
-    "fact 17: whole ratio": (
-        KLTerm(estimator="exact", weighting=ImportanceWeighting("sequence", bound=None)),
-        "reverse-kl-sequence",
-    ),
-}
-
-
-@pytest.mark.parametrize("fact", OFF_POLICY)
-@pytest.mark.parametrize("problem", SEQUENCES.values(), ids=SEQUENCES)
-def test_terms_off_policy(problem, fact):
-    term, target = OFF_POLICY[fact]
-    EXACT.check_vector(alone(problem, term), target_gradients(problem)[target])
-
-
-@pytest.mark.parametrize("sampler", [None, PREFIX], ids=["on-policy", "off-policy"])
-def test_leave_one_out_over_every_group(sampler):
-    problem = SMALL.on_policy() if sampler is None else SMALL
-    members, probability = every_group(problem, 2)
-    term = KLTerm(estimator="exact", baseline="leave_one_out", weighting=sampler)
-    found = loss_gradients(problem, term, members, probability, group=torch.zeros(2, dtype=torch.long))
-    EXACT.check_vector(found, target_gradients(problem)["reverse-kl-sequence"])
+    term = KLTerm(estimator="exact", discount=discount)
+    EXACT.check_vector(loss_gradients(problem, term, *every_group(problem, 1)), truth)

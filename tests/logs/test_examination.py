@@ -1,4 +1,7 @@
-"""The streamed numbers are those of `klgrad.reports` on one batch, in every format and for every chunk size."""
+"""The report on a log: its numbers, in every format and for every chunk size, what it says and what it draws."""
+
+import json
+import re
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -8,12 +11,14 @@ from hypothesis import given, settings, strategies as st
 from logs.synthetic import WRITERS, lists, mask_of, sampled, write
 from strategies import rollouts
 from tolerances import EXACT, SINGLE
+from typer.testing import CliRunner
 
 from klgrad import ImportanceWeighting, KLTerm, Rollout, Truncate, kl_report, mismatch_report, zoo as cells
-from klgrad.core.result import StreamSample
+from klgrad.cli import app
 from klgrad.logs import LogError, examine, reader
 from klgrad.logs.examination import cell_of, coefficients
-from klgrad.reports import KLSums, MismatchSums
+from klgrad.logs.log_report import HEIGHT, WIDTH, figures_of
+from klgrad.reports import KLSums, MismatchSums, StreamSample
 
 
 def same(found, expected, tolerance):
@@ -177,3 +182,196 @@ def test_padding_without_a_mask_is_noticed(tmp_path):
         data[name][5:, 6:] = 0
     assert "75% of the rows end in log-probs of exactly 0" in examine(write(tmp_path / "log.npz", data)).notes[0]
     assert lists(data)["logp"][6][7] == 0
+
+
+# What the report says and draws: texts, parts by a column, several files, the page.
+
+
+# The report requests no column that it has, proposes no weight that is 1, and explains large numbers.
+
+
+def report(tmp_path, data, *cell):
+    return examine(write(tmp_path / "log.npz", data), *cell)
+
+
+@pytest.mark.parametrize("fault", ["temperature", "top-p", "stale"])
+def test_no_group_column_is_requested_if_one_was_read(fault, tmp_path):
+    data = sampled(fault, 0.8, rows=12, tokens=20)
+    data["group"] = torch.arange(12)  # one completion of each prompt
+    cause = report(tmp_path, data).cause
+    assert cause is not None
+    assert "The prompts in the `group` column have too few first tokens in common to show" in cause.description
+    assert "column would show" not in cause.description
+
+
+@pytest.mark.parametrize("noise", [0.0, 1e-5])
+def test_no_weight_is_proposed_if_the_sampler_is_the_trainer(noise, tmp_path):
+    data = sampled(rows=64, tokens=20)
+    wobble = noise * torch.randn(data["logp"].shape, generator=torch.Generator().manual_seed(0))
+    data["behavior_logp"] = (data["logp"] + wobble).clamp(max=0)
+    found = report(tmp_path, data)
+    assert found.comparisons["token"].term == "KLTerm(level='token')"
+    assert found.comparisons["sequence"].term == "KLTerm()"
+
+
+@pytest.mark.parametrize("fault", ["stale", "temperature"])
+def test_a_weight_is_proposed_if_the_sampler_is_another_policy(fault, tmp_path):
+    found = report(tmp_path, sampled(fault, 0.7, rows=64, tokens=20))
+    assert (
+        found.comparisons["token"].term == "KLTerm(level='token', weighting=ImportanceWeighting('token', bound=None))"
+    )
+
+
+def test_the_same_ratio_everywhere_is_another_sampler(tmp_path):
+    """All completions have the same weight, so that the effective sample size is 100%, but the ratio is not 1."""
+    data = sampled(rows=64, tokens=20)
+    data["behavior_logp"] = data["logp"] - 0.1
+    assert "ImportanceWeighting" in report(tmp_path, data).comparisons["token"].term
+
+
+def test_a_loss_of_single_tokens_is_explained_against_whole_completions(tmp_path):
+    data = sampled(rows=64, tokens=20)
+    found = report(tmp_path, data, "k2-loss")
+    assert found.comparisons["token"].relative_difference < 1e-6
+    assert found.comparisons["sequence"].relative_difference > 0.5
+    assert "compare such a loss token by token" in found.explanation
+    shown = CliRunner().invoke(app, ["logs", str(tmp_path / "log.npz"), "--cell", "k2-loss"]).stdout
+    assert " ".join(found.explanation.split()) in " ".join(shown.split())
+    assert report(tmp_path, data, "k1-reward").explanation == ""
+
+
+@pytest.mark.parametrize(("dead", "mention"), [(1, ""), (30, ", and are zero on 0.03% of the tokens")])
+def test_a_tiny_dead_zone_is_not_mentioned(dead, mention, tmp_path):
+    logp = torch.full((100, 1000), -5.0)
+    ref = logp - torch.linspace(-1, 1, 1000)
+    ref.view(-1)[:dead] = -0.5  # log ref/π = 4.5: k3 is beyond its clamp
+    (advice,) = report(tmp_path, {"logp": logp, "ref_logp": ref}, "k3-loss-clamped").advice
+    assert f"%{mention}. Use" in advice
+    assert "0.00%" not in advice
+
+
+def test_a_loss_that_was_not_named_is_called_assumed(tmp_path):
+    data = sampled(rows=12, tokens=20)
+    assumed, named = report(tmp_path, data), report(tmp_path, data, "k3-loss")
+    assert any("k3-loss is assumed. Name yours by --cell" in note for note in assumed.notes)
+    assert assumed.advice[0].startswith("If the KL loss of the run is k3-loss: it descends ")
+    assert not any("assumed" in note for note in named.notes)
+    assert named.advice[0].startswith("k3-loss descends ")
+
+
+# Folders, patterns, reports by a column, and the page.
+
+
+STEPS = {1: "clean", 10: "temperature"}
+
+
+K3 = "kl/reverse/k3/per_token"
+
+
+def run_of(folder, suffix=".parquet", **changes):
+    """Two files of 16 rows, one per step; they have the same prompts."""
+    folder.mkdir(exist_ok=True)
+    found = {}
+    for step, fault in STEPS.items():
+        data = sampled(fault, 0.8, rows=16, tokens=6, seed=step)
+        found[step] = {**data, "step": torch.full((16,), step), **changes}
+        write(folder / f"step-{step:03d}{suffix}", found[step])
+    return found
+
+
+def both(found):
+    return {name: torch.cat([x[name] for x in found.values()]) for name in found[1]}
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".jsonl", ".npz"])
+def test_a_folder_is_one_log(suffix, tmp_path):
+    found = run_of(tmp_path / "run", suffix)
+    (tmp_path / "run" / "notes.txt").write_text("no log")
+    whole = examine(write(tmp_path / f"whole{suffix}", both(found)))
+    for paths in (tmp_path / "run", tmp_path / "run" / f"*{suffix}", sorted((tmp_path / "run").glob(f"*{suffix}"))):
+        report = examine(paths)
+        assert (report.rows, report.tokens, report.kl.clusters) == (32, 192, whole.kl.clusters)
+        for name, value in whole.kl.metrics().items():
+            EXACT.check(report.kl.metrics()[name], value)
+        assert report.cause == whole.cause
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".jsonl", ".npz"])
+@pytest.mark.parametrize("one_file", [False, True])
+def test_by_step(suffix, one_file, tmp_path):
+    """Each part is the report on its own rows, also where blocks mix the rows of several steps."""
+    found = run_of(tmp_path / "run", suffix)
+    path = write(tmp_path / f"whole{suffix}", both(found)) if one_file else tmp_path / "run"
+    report = examine(path, by="step")
+    assert [(part.label, part.rows, part.tokens) for part in report.parts] == [(1, 16, 96), (10, 16, 96)]
+    for part in report.parts:
+        alone = examine(tmp_path / "run" / f"step-{part.label:03d}{suffix}")
+        for own, expected in ((part.kl, alone.kl), (part.mismatch, alone.mismatch)):
+            for name, value in expected.metrics().items():
+                EXACT.check(own.metrics()[name], value)
+    assert [part.to_dict()["value"] for part in report.parts] == [1, 10]
+    assert "by" in report.to_dict()
+
+
+def test_by_step_with_an_old_policy(tmp_path):
+    """The ratios of the mismatch are then others than those of the KL."""
+    found = run_of(tmp_path / "run", old_logp=sampled(rows=16, tokens=6)["ref_logp"])
+    assert "old_logp" in found[1]
+    part = examine(tmp_path / "run", by="step").parts[0]
+    alone = examine(tmp_path / "run" / "step-001.parquet")
+    for name, value in alone.mismatch.metrics().items():
+        EXACT.check(part.mismatch.metrics()[name], value)
+
+
+def test_other_columns_and_errors_name_the_file(tmp_path):
+    found = run_of(tmp_path / "run")
+    with pytest.raises(LogError, match=r"a column 'stepp' for `by`.*did you mean 'step'"):
+        examine(tmp_path / "run", by="stepp")
+    bad = {**found[10], "logp": found[10]["logp"].clone()}
+    bad["logp"][3, 2] = 1.0
+    write(tmp_path / "run" / "step-010.parquet", bad)
+    with pytest.raises(LogError, match=r"1 at row 3, token 2 of .*step-010\.parquet"):
+        examine(tmp_path / "run")
+    write(tmp_path / "run" / "step-010.parquet", {name: x for name, x in bad.items() if name != "behavior_logp"})
+    with pytest.raises(LogError, match=r"in all files, as in .*step-001\.parquet"):
+        examine(tmp_path / "run")
+
+
+def test_too_many_values_are_refused(tmp_path, monkeypatch):
+    run_of(tmp_path / "run")
+    monkeypatch.setattr("klgrad.logs.examination.MOST_LABELS", 1)
+    with pytest.raises(LogError, match="at most 1 different values in `step`"):
+        examine(tmp_path / "run", by="step")
+
+
+def test_the_command_prints_the_table_and_writes_the_page(tmp_path):
+    run_of(tmp_path / "<run>")
+    page, out = tmp_path / "page.html", tmp_path / "report.json"
+    given = ["logs", str(tmp_path / "<run>"), "--by", "step", "--html", str(page), "--json", str(out)]
+    result = CliRunner().invoke(app, given)
+    assert result.exit_code == 0, result.output
+    assert "(2 files): 32 completions, 192 tokens" in result.output
+    assert re.search(r"By step\nstep +completions.*\n1 +16 +6 .*\n10 +16 +6 ", result.output)
+    text = page.read_text()
+    assert text.count("<svg") == text.count("</svg>") == 5
+    assert "<run>" not in text  # escaped
+    assert "&lt;run&gt;" in text
+    assert "http" not in text
+    report = json.loads(out.read_text())
+    assert [part["report"][K3] > 0 for part in report["by"]] == [True, True]
+
+
+def test_figures_are_within_their_frame_and_in_order(tmp_path):
+    run_of(tmp_path / "run")
+    parts = examine(tmp_path / "run", by="step").parts
+    found = figures_of(parts)
+    assert len(found) == 5
+    for figure in found:
+        xs, ys = zip(*((float(x), float(y)) for x, y in figure.dots), strict=True)
+        assert 0 < min(xs) < max(xs) < WIDTH
+        assert all(0 <= y <= HEIGHT for y in ys)
+        assert all(0 <= float(tick.at) <= HEIGHT for tick in figure.up)
+    lower, upper = sorted(parts, key=lambda part: float(part.kl.estimates[K3].mean))
+    pixel = {part.label: float(y) for part, (_, y) in zip(parts, found[0].dots, strict=True)}
+    assert pixel[lower.label] > pixel[upper.label]  # pixels are counted from the top
+    assert figures_of(parts[:1]) == []

@@ -11,17 +11,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from ..errors import LossImportError, NotAuditableError, SettingError, UnknownNameError
 from ..frameworks import DEFAULTS, FRAMEWORKS, recorded
 from ..frameworks.conversion import LOG_RATIOS, WORDS, BatchSizes, Pull, differences_of, factor_of, pull_of, pulls_of
-from ..support import finite
+from ..support import finite, text_table
 from .audit import framework_of
 from .console import beside, deliver, first_lines, stderr
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from ..audit import Subject
 
 
@@ -182,17 +183,13 @@ def _choose(words: list[str], settings: list[str]) -> str:
     def has(setting: str, word: str) -> bool:
         return any(word in (each, each.partition("=")[2]) for each in setting.split())
 
-    fitting = [each for each in settings if all(has(each, word) for word in words)]
+    fitting = [setting for setting in settings if all(has(setting, word) for word in words)]
     if not fitting:
         raise UnknownNameError(f"setting of {words[0]}", " ".join(words), settings)
     default = DEFAULTS[words[0]].subject.split()
-    open_to = {
-        each: sum(
-            x not in default and not any(x in (w, f"{x.partition('=')[0]}={w}") for w in words) for x in each.split()
-        )
-        for each in fitting
-    }
-    nearest = [each for each in fitting if open_to[each] == min(open_to.values())]
+    named = lambda x: x in default or any(x in (word, f"{x.partition('=')[0]}={word}") for word in words)
+    distance = {setting: sum(not named(x) for x in setting.split()) for setting in fitting}
+    nearest = [setting for setting in fitting if distance[setting] == min(distance.values())]
     if len(nearest) > 1:
         raise SettingError("the words of one setting", f"those of {len(nearest)}: {'; '.join(nearest)}", "add words")
     return nearest[0]
@@ -224,21 +221,21 @@ NEXT = "The pull of a token's own log-ratio is the same everywhere; what differs
 
 
 def _words(first: Side, second: Side) -> Table:
-    table = Table("", "first", "second", box=None, padding=(0, 2), pad_edge=False)
     differences = differences_of(first.pull, second.pull)
     columns = [(*side.pull.cells, side.pull.baseline) for side in (first, second)]
-    for name, *cells in zip((*WORDS, "baseline"), *columns, strict=True):
-        table.add_row(name, *cells, style="yellow" if name in differences else None)
-    return table
+    rows = zip((*WORDS, "baseline"), *columns, strict=True)
+    return text_table(
+        ([Text(cell, "yellow" if row[0] in differences else "") for cell in row] for row in rows),
+        ("", "first", "second"),
+    )
 
 
 def _table(first: Side, second: Side) -> Table:
-    table = Table("l = log π/ref", *(f"{x:g}" for x in LOG_RATIOS), box=None, padding=(0, 2), pad_edge=False)
-    for column in table.columns[1:]:
-        column.justify = "right"
-    for title, side in (("pull of the first", first), ("pull of the second", second)):
-        table.add_row(title, *("overflows" if x is None else f"{x:.3g}" for x in pulls_of(side.pull)))
-    return table
+    rows = [
+        (f"pull of the {which}", *("overflows" if x is None else f"{x:.3g}" for x in pulls_of(side.pull)))
+        for which, side in (("first", first), ("second", second))
+    ]
+    return text_table(rows, ("l = log π/ref", *(f"{x:g}" for x in LOG_RATIOS)), numbers=1)
 
 
 def _to_json(sides: list[Side], factor: float) -> str:

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
-from rich.table import Table
 from rich.text import Text
 
 from ..errors import ExperimentError, MissingExtraError, SettingError, UnknownNameError
-from ..support import ensure_folder
+from ..support import ensure_folder, text_table
 from .console import INTERRUPTED, bar, lines, print_path, stderr, stdout
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
     from ..papers import Outcome, Settings, Study
     from ..papers.study import Comparison
@@ -128,9 +128,10 @@ def command(
     if with_:
         chosen = _taking_arms(chosen) if results else [study for study in chosen if study.compare]
     if list_:
-        console.print(_claims(chosen))
+        console.print(text_table([(study.name, study.claim) for study in chosen], ("result", "claim")))
         return
-    _require_matplotlib()
+    if importlib.util.find_spec("matplotlib") is None:
+        raise MissingExtraError("matplotlib, to draw", "no such package", "pip install 'klgrad[plot]'")
     torch.set_num_threads(1)  # the tensors are too small for threads to help; processes do help
     ensure_folder(out)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # the same as Ctrl-C: workers end, files stay complete
@@ -172,23 +173,13 @@ def _run(chosen: list[Study], settings: Settings, out: Path, fresh: bool, jobs: 
     return [outcomes[study.name] for study in chosen if study.name in outcomes], stopped
 
 
-def _claims(chosen: list[Study]) -> Table:
-    table = Table("result", "claim", box=None, pad_edge=False)
-    for study in chosen:
-        table.add_row(Text(study.name, style="bold"), study.claim)
-    return table
-
-
 def _summary(claims: dict[str, str], outcomes: list[Outcome]) -> Table:
-    table = Table("result", "claim", "verdict", "seconds", box=None, pad_edge=False, show_lines=False)
-    table.columns[0].no_wrap = True
-    table.columns[3].justify = "right"
+    rows = []
     for outcome in outcomes:
-        verdict = Text(outcome.verdict, style="green" if outcome.holds else "yellow")
         seconds = "kept" if outcome.seconds is None else f"{outcome.seconds:.1f}"
-        seconds = "recorded" if outcome.measured else seconds
-        table.add_row(outcome.name, claims[outcome.name], verdict, seconds)
-    return table
+        verdict = Text(outcome.verdict, style="green" if outcome.holds else "yellow")
+        rows.append((outcome.name, claims[outcome.name], verdict, "recorded" if outcome.measured else seconds))
+    return text_table(rows, ("result", "claim", "verdict", "seconds"), numbers=3)
 
 
 def _taking_arms(chosen: list[Study]) -> list[Study]:
@@ -203,20 +194,15 @@ def _taking_arms(chosen: list[Study]) -> list[Study]:
 
 def _checks(outcome: Outcome) -> Table:
     """Every sentence of a result, with the measured value that decides it."""
-    table = Table("sentence", "measured", "verdict", box=None, pad_edge=False)
-    for check in outcome.checks:
-        table.add_row(Text(check.sentence), Text(check.measured), check.verdict)
-    return table
+    rows = [(check.sentence, check.measured, check.verdict) for check in outcome.checks]
+    return text_table(rows, ("sentence", "measured", "verdict"), fold=True)
 
 
 def _comparison(comparison: Comparison) -> Table:
-    """The numbers of every arm."""
-    table = Table("arm", *comparison.columns, box=None, pad_edge=False)
-    for column in table.columns[1:]:
-        column.justify = "right"
-    for arm, values in comparison.rows.items():
-        table.add_row(arm, *(f"{x:.3g}" for x in values), style="bold" if ":" in arm else None)
-    return table
+    """The numbers of every arm; those of the user are bold."""
+    name = lambda arm: Text(arm, style="bold" if ":" in arm else "")
+    rows = [(name(arm), *(f"{x:.3g}" for x in values)) for arm, values in comparison.rows.items()]
+    return text_table(rows, ("arm", *comparison.columns), numbers=1)
 
 
 def _say_what_was_not_computed(console: Console, outcomes: list[Outcome], *, here: bool) -> None:
@@ -225,8 +211,3 @@ def _say_what_was_not_computed(console: Console, outcomes: list[Outcome], *, her
             whose = "measured on this machine" if here else "committed numbers of training runs on a GPU"
             remedy = "" if here else "; --run trains again"
             console.print(f"{outcome.name}: {whose} ({outcome.measured}){remedy}")
-
-
-def _require_matplotlib() -> None:
-    if importlib.util.find_spec("matplotlib") is None:
-        raise MissingExtraError("matplotlib, to draw", "no such package", "pip install 'klgrad[plot]'")

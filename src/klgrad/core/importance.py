@@ -4,7 +4,7 @@ Ratios are detached weights. They are computed in log space and saturate at exp(
 """
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, cast, get_args
 
 import torch
 from torch import Tensor
@@ -255,7 +255,16 @@ class ImportanceWeighting:
     bound: Bound | None
 
     def __post_init__(self) -> None:
-        _check_weighting(self.ratio, self.bound)
+        ratio, bound = cast("tuple[object, object]", (self.ratio, self.bound))
+        if ratio not in get_args(Ratio):
+            remedy = "write ImportanceWeighting('prefix', bound=None)"
+            raise MeaningError(f"ratio in {get_args(Ratio)}", repr(ratio), remedy)
+        if bound is not None and not isinstance(bound, Bound):
+            raise MeaningError(
+                "bound=None, Truncate(high), Clip(low, high) or Mask(low, high)",
+                repr(bound),
+                "write bound=Truncate(2.0), for example",
+            )
 
     def weights(self, rollout: Rollout) -> Weights:
         """The weights of a batch.
@@ -284,19 +293,6 @@ class ImportanceWeighting:
 
     def _bounded(self, ratio: Tensor) -> Tensor:
         return ratio if self.bound is None else self.bound(ratio)
-
-
-def _check_weighting(ratio: object, bound: object) -> None:
-    if ratio not in get_args(Ratio):
-        raise MeaningError(
-            f"ratio in {get_args(Ratio)}", repr(ratio), "write ImportanceWeighting('prefix', bound=None)"
-        )
-    if bound is not None and not isinstance(bound, Bound):
-        raise MeaningError(
-            "bound=None, Truncate(high), Clip(low, high) or Mask(low, high)",
-            repr(bound),
-            "write bound=Truncate(2.0), for example",
-        )
 
 
 def on_policy_weights(rollout: Rollout) -> Weights:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, fields
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -19,8 +19,8 @@ logit minus log-sum-exp, and logits of size up to 64 are rounded at 64 x eps of 
 DIVERGENCES = ("token_reverse_kl", "token_forward_kl", "token_divergence")
 """The fields per token that are not log-probs."""
 
-OPTIONAL = ("behavior_logp", *DIVERGENCES)
-"""The fields per token that may be None."""
+REQUIRED, OPTIONAL = ("logp", "ref_logp"), ("behavior_logp", *DIVERGENCES)
+"""The fields per token; the second may be None."""
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 """The allowed dtypes of log-probs and KLs. Narrower ones (float8) do not support comparisons."""
@@ -92,8 +92,8 @@ class Rollout:
     token_divergence: Tensor | None = None
 
     def __post_init__(self) -> None:
-        given = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("mask", "group")}
-        per_token: dict[str, Any] = {name: x for name, x in given.items() if x is not None or name not in OPTIONAL}
+        named = {f.name: getattr(self, f.name) for f in fields(self)}
+        per_token = {name: x for name, x in named.items() if name in REQUIRED or (name in OPTIONAL and x is not None)}
         check_tensors({**per_token, "mask": self.mask})
         _check_shapes(self.logp, self.mask, per_token)
         if self.group is not None:
@@ -125,10 +125,10 @@ class Rollout:
         return self.logp.detach() if self.behavior_logp is None else self.behavior_logp
 
 
-def check_tensors(given: dict[str, object]) -> None:
+def check_tensors(tensors: dict[str, object]) -> None:
     """Raise `RolloutError` for a value that is not a dense tensor, or not on the device of the first."""
     device = None
-    for name, x in given.items():
+    for name, x in tensors.items():
         if not isinstance(x, Tensor):
             remedy = "wrap it with torch.as_tensor" if x is not None else "pass it: only optional fields may be None"
             raise RolloutError(f"`{name}` as a torch tensor", type(x).__name__, remedy)
@@ -154,10 +154,9 @@ def _check_shapes(logp: Tensor, mask: Tensor, per_token: dict[str, Tensor]) -> N
                 f"align `{name}` with the sampled tokens: one entry per token, no prompt, no shift",
             )
     for name, x in per_token.items():
-        if not x.is_floating_point():
-            raise RolloutError(f"`{name}` of a floating dtype", str(x.dtype), "pass log-probs, not token ids")
         if x.dtype not in DTYPES:
-            raise RolloutError(f"`{name}` in 16 bits or more", str(x.dtype), "compute log-probs in float32")
+            remedy = "compute log-probs in float32; token ids are none"
+            raise RolloutError(f"`{name}` of a floating dtype of 16 bits or more", str(x.dtype), remedy)
 
 
 def _as_index(group: object, rows: int) -> Tensor:
@@ -197,55 +196,49 @@ def _as_bool(mask: Tensor) -> Tensor:
     return live
 
 
-def _check_values(given: dict[str, Tensor], mask: Tensor) -> None:
+def _check_values(tensors: dict[str, Tensor], mask: Tensor) -> None:
     """One device synchronisation for valid tensors; the details are looked up only for an invalid one."""
-    bad = {name: mask & _is_invalid(name, x) for name, x in given.items()}
+    bad = {name: mask & is_invalid(x, is_kl=name in DIVERGENCES) for name, x in tensors.items()}
     any_bad, deferred = torch.stack([flags.any() for flags in bad.values()]).any(), _deferred.get()
+
+    def check() -> None:
+        if bool(any_bad):
+            name = next(name for name, flags in bad.items() if bool(flags.any()))
+            b, t = _first(bad[name])
+            value, place = tensors[name][b, t].item(), f"[{b}, {t}]"
+            raise RolloutError(*what_is_wrong(value, name, place, is_kl=name in DIVERGENCES))
+
     if deferred is None:
-        _raise_if(any_bad, bad, given)
+        check()
     else:
-        deferred.append(lambda: _raise_if(any_bad, bad, given))
-
-
-def _raise_if(any_bad: Tensor, bad: dict[str, Tensor], given: dict[str, Tensor]) -> None:
-    """Raise for the first invalid value, if one was found."""
-    if not bool(any_bad):
-        return
-    name = next(name for name, flags in bad.items() if bool(flags.any()))
-    b, t = _first(bad[name])
-    raise RolloutError(*what_is_wrong(given[name][b, t].item(), name, f"[{b}, {t}]", is_kl=name in DIVERGENCES))
-
-
-def invalid_log_probs(x: Tensor) -> Tensor:
-    """Whether each value is not the log-prob of a sampled token: not finite, or above 0 by more than rounding."""
-    return _is_invalid("logp", x)
-
-
-def what_is_wrong(value: float, name: str, place: str, *, is_kl: bool = False) -> tuple[str, str, str]:
-    """The texts of an error for an invalid value of a live token: expected, received, remedy."""
-    expected = f"`{name}` finite and {'>= 0' if is_kl else '<= 0'} at every live token"
-    return expected, f"{value:g} at {place}", _remedy(name, value, is_kl)
+        deferred.append(check)
 
 
 def _first(flags: Tensor) -> tuple[int, int]:
-    """Row and column of the first flag that is set."""
     b, t = torch.nonzero(flags)[0]
     return int(b), int(t)
 
 
-def _is_invalid(name: str, x: Tensor) -> Tensor:
-    beyond = (-x if name in DIVERGENCES else x) > ROUNDING_STEPS * torch.finfo(x.dtype).eps
+def is_invalid(x: Tensor, *, is_kl: bool = False) -> Tensor:
+    """Whether each value is no log-prob of a sampled token, or no KL: on the wrong side of 0, or not finite."""
+    beyond = (-x if is_kl else x) > ROUNDING_STEPS * torch.finfo(x.dtype).eps
     return beyond | ~torch.isfinite(x)
 
 
-def _remedy(name: str, value: float, is_kl: bool) -> str:
+def what_is_wrong(value: float, name: str, place: str, *, is_kl: bool = False) -> tuple[str, str, str]:
+    """The texts of an error for an invalid value of a live token: expected, received, remedy."""
     if value != value:
-        return "find the NaN upstream (a 0 * inf in a mask, an overflow in half precision)"
-    if value == float("-inf"):
-        return (
+        remedy = "find the NaN upstream (a 0 * inf in a mask, an overflow in half precision)"
+    elif value == float("-inf"):
+        remedy = (
             f"`{name}` gives the sampled token probability 0: mask the position, or score with the "
             "unfiltered distribution (no top-k or top-p, no suppressed tokens)"
         )
-    if is_kl:
-        return "compute the full-vocabulary KL in float32, of normalised distributions; truncated sums can be negative"
-    return "pass log-softmax outputs; a positive value is a logit, a probability or a sum over tokens"
+    elif is_kl:
+        remedy = (
+            "compute the full-vocabulary KL in float32, of normalised distributions; truncated sums can be negative"
+        )
+    else:
+        remedy = "pass log-softmax outputs; a positive value is a logit, a probability or a sum over tokens"
+    expected = f"`{name}` finite and {'>= 0' if is_kl else '<= 0'} at every live token"
+    return expected, f"{value:g} at {place}", remedy

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -174,7 +174,13 @@ class KLTerm:
             value: object = getattr(self, field)
             if value not in allowed:
                 raise MeaningError(f"{field} in {allowed}", repr(value), f"write {field}={allowed[0]!r}, for example")
-        _check_weighting(self.weighting)
+        weighting = cast("object", self.weighting)
+        if weighting is not None and not isinstance(weighting, ImportanceWeighting):
+            raise MeaningError(
+                "weighting=None (on-policy) or ImportanceWeighting(...)",
+                repr(weighting),
+                "write weighting=ImportanceWeighting('prefix', bound=None)",
+            )
         if not 0 <= self.discount <= 1:
             raise MeaningError(
                 "a discount in [0, 1]", f"{self.discount:g}", "write 1 for the whole future, or 0 for the token level"
@@ -245,15 +251,6 @@ class KLTerm:
             pathwise=parts.pathwise,
             value_per_sequence=parts.value,
             diagnose=partial(diagnostics, self, rollout, weights.raw),
-        )
-
-
-def _check_weighting(weighting: object) -> None:
-    if weighting is not None and not isinstance(weighting, ImportanceWeighting):
-        raise MeaningError(
-            "weighting=None (on-policy) or ImportanceWeighting(...)",
-            repr(weighting),
-            "write weighting=ImportanceWeighting('prefix', bound=None)",
         )
 
 

@@ -14,61 +14,21 @@ from ..core.divergences import Divergence, named
 from ..core.rollout import Rollout
 from ..errors import KernelInputError
 from . import generators, state, tiles_torch
-from .head import Head, Transform, check_transform
+from .head import (
+    Head,
+    Transform,
+    check_heads,
+    check_one_vocabulary,
+    check_shapes,
+    check_targets,
+    check_transform,
+)
 from .hopper import used_for
 from .passes import gradients, over_kept, scan
 from .state import log_prob
 from .tiling import CPU_STRIP, Mode, Operands, PassConfig, Tile, TilePlan, make_plan, shard_of
 
-# Checks of the inputs and results of the kernels.
-
-
-def check_shapes(
-    hidden: Tensor, targets: Tensor, ref_hidden: Tensor | None, mask: Tensor | None, entries: Tensor | None
-) -> None:
-    if not hidden.is_floating_point():
-        raise KernelInputError(
-            "`hidden` with a floating-point dtype", str(hidden.dtype), "pass hidden states, not token ids"
-        )
-    if targets.is_floating_point():
-        raise KernelInputError("integer `targets`", str(targets.dtype), "pass token ids")
-    for name, x in (("hidden", hidden), ("ref_hidden", ref_hidden), ("entries", entries)):
-        if x is not None and (x.ndim != targets.ndim + 1 or x.shape[:-1] != targets.shape):
-            raise KernelInputError(
-                f"`{name}` of shape {(*targets.shape, 'H' if name != 'entries' else 'k')}, which begins as `targets`",
-                f"shape {tuple(x.shape)}",
-                "pass one row per predicted token: hidden states of positions 0..T-2 for tokens 1..T-1",
-            )
-    if mask is not None and mask.shape != targets.shape:
-        raise KernelInputError(
-            f"`mask` of shape {tuple(targets.shape)}", f"shape {tuple(mask.shape)}", "pass one value per target"
-        )
-
-
-def check_heads(head: Head, hidden: Tensor, ref_head: Head | None, ref_hidden: Tensor | None) -> None:
-    """Check that each head fits its hidden states, and that both heads have the same vocabulary."""
-    if (ref_head is None) != (ref_hidden is None):
-        given, missing = ("ref_head", "ref_hidden") if ref_hidden is None else ("ref_hidden", "ref_head")
-        raise KernelInputError(f"`{missing}` together with `{given}`", "none", "pass both for the KL, or neither")
-    for name, h, x in (("hidden", head, hidden), ("ref_hidden", ref_head, ref_hidden)):
-        if h is not None and x is not None and h.weight.shape[1] != x.shape[-1]:
-            raise KernelInputError(
-                f"`{name}` of width {h.weight.shape[1]}, as its head's weight (V, H)",
-                f"width {x.shape[-1]}",
-                "pass the last hidden states and `lm_head.weight` of one model",
-            )
-    if ref_head is not None:
-        check_one_vocabulary(head.vocabulary, ref_head.vocabulary)
-
-
-def check_one_vocabulary(own: int, other: int) -> None:
-    if own != other:
-        raise KernelInputError(
-            "policy and reference over the same vocabulary",
-            f"{own} and {other} entries",
-            f"one may be padded: if the tokenizer is the same, cut both to its length (at most {min(own, other)}): "
-            "Head(weight[:n], bias[:n]), or logits[..., :n]",
-        )
+# Checks of the results of the kernels; those of the inputs are in `head.py`.
 
 
 def check_outcome(
@@ -78,38 +38,20 @@ def check_outcome(
     policy: tuple[Tensor | None, ...],
     references: list[tuple[Tensor | None, Tensor | None, Tensor | None]],
 ) -> None:
-    """Check targets and results with one device synchronisation; find the error only if there is one."""
+    """Check targets and results with one device synchronisation; an error names the input that caused it."""
     outside = (wanted < 0) | (wanted >= vocabulary)
-    if bool(outside.any() | ~torch.stack([*outputs[:5], *outputs[6:]]).detach().isfinite().all()):
-        check_targets(wanted, vocabulary)
-        _results([policy, *references])
-
-
-def check_targets(wanted: Tensor, vocabulary: int) -> None:
-    outside = wanted[(wanted < 0) | (wanted >= vocabulary)]
-    if len(outside):
-        raise KernelInputError(
-            f"targets from 0 to {vocabulary - 1} where the mask is 1",
-            f"{int(outside[0])}",
-            "mask padding (such as -100), and use the tokenizer of this model",
-        )
-
-
-def _results(models: list[tuple[Tensor | None, ...]]) -> None:
-    """Raise an error that names the input which caused a NaN or infinity in a result."""
-    inputs = [
-        (("ref_" if i else "") + name, x)
-        for i, model in enumerate(models)
-        for name, x in zip(("hidden", "head.weight", "head.bias"), model, strict=True)
-    ]
-    for name, x in inputs:
-        if x is not None and not bool(x.isfinite().all()):
-            where = (~x.isfinite()).nonzero()[0].tolist()
-            raise KernelInputError(
-                f"finite `{name}`",
-                f"{float(x[tuple(where)]):g} at {where}",
-                "find its origin (an overflow in half precision, an uninitialised or diverged weight)",
-            )
+    if not bool(outside.any() | ~torch.stack([*outputs[:5], *outputs[6:]]).detach().isfinite().all()):
+        return
+    check_targets(wanted, vocabulary)
+    for prefix, model in (("", policy), *(("ref_", reference) for reference in references)):
+        for name, x in zip(("hidden", "head.weight", "head.bias"), model, strict=True):
+            if x is not None and not bool(x.isfinite().all()):
+                where = (~x.isfinite()).nonzero()[0].tolist()
+                raise KernelInputError(
+                    f"finite `{prefix}{name}`",
+                    f"{float(x[tuple(where)]):g} at {where}",
+                    "find its origin (an overflow in half precision, an uninitialised or diverged weight)",
+                )
     raise KernelInputError(
         "finite statistics", "an overflow in the logits", "check the scale of the hidden states and heads"
     )
@@ -390,12 +332,13 @@ def token_statistics(
     policy = head_tensors(flat(hidden), head)
     references: list[tuple[Tensor | None, Tensor | None, Tensor | None]] = []
     for x, h in pairs:
-        given = (None, None, None) if x is None or h is None else head_tensors(flat(x), h)
-        references.append(tuple(None if y is None else y.detach() for y in given))  # type: ignore[arg-type]
+        tensors = (None, None, None) if x is None or h is None else head_tensors(flat(x), h)
+        references.append(tuple(None if y is None else y.detach() for y in tensors))  # type: ignore[arg-type]
     weights = _weights(
         ref_weights, len(pairs), targets, lambda x: flat(x).to(torch.promote_types(policy[0].dtype, torch.float32))
     )
-    wanted, others = flat(targets).long().contiguous(), _entries(entries, flat, targets)
+    wanted = flat(targets).long().contiguous()
+    others = wanted.new_empty(len(wanted), 0) if entries is None else flat(entries).long().contiguous()
     shard = shard_of(len(policy[1]), group, hidden.device)
     transforms = [Transform() if h is None else h.transform for _, h in pairs]
     # Logits of the kernels for Hopper round differently, and they compute no divergence, and one reference.
@@ -464,17 +407,7 @@ def _weights(
         raise KernelInputError(
             f"{count} `ref_weights`, one for each reference", f"{len(weights)}", "leave them out for equal ones"
         )
-    rows: list[float | Tensor] = []
-    for weight in weights:
-        if isinstance(weight, Tensor):
-            try:
-                weight = flat(weight.detach().expand(targets.shape))
-            except RuntimeError:
-                expected = f"`ref_weights` that fit the targets, {tuple(targets.shape)}"
-                remedy = "pass one number, or one for each token"
-                raise KernelInputError(expected, f"shape {tuple(weight.shape)}", remedy) from None
-        rows.append(weight)
-    return rows
+    return [flat(w.detach().expand(targets.shape)) if isinstance(w, Tensor) else w for w in weights]
 
 
 def _plan_for(divergence: Divergence | None, device: torch.device, plan: TilePlan, references: int = 1) -> TilePlan:
@@ -516,12 +449,6 @@ def whole(x: Tensor) -> Tensor:
     if full.requires_grad:
         full.register_hook(lambda gradient: gradient / mesh.size())
     return full
-
-
-def _entries(entries: Tensor | None, flat: Callable[[Tensor], Tensor], targets: Tensor) -> Tensor:
-    if entries is None:
-        return targets.new_empty(int(flat(targets).shape[0]), 0, dtype=torch.long)
-    return flat(entries).long().contiguous()
 
 
 def live_rows(x: Tensor, index: Tensor | None, dims: int) -> Tensor:

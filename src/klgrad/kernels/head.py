@@ -99,10 +99,10 @@ def _has_active_adapter(layer: Any) -> bool:
     if peft is None or not isinstance(layer, peft.BaseTunerLayer) or layer.disable_adapters or layer.merged:
         return False
     adapters = [getattr(layer, name) for name in layer.adapter_layer_names]
-    return any(name in each for each in adapters for name in layer.active_adapters)
+    return any(name in adapter for adapter in adapters for name in layer.active_adapters)
 
 
-def _is_applied_to_hidden_states(model: Model, layer: Any) -> bool:
+def _is_applied_to_hidden_states(model: Model, layer: object) -> bool:
     """Whether the layer is a child of the language model itself, not of a prediction head with further layers."""
     if not hasattr(model, "modules"):
         return True
@@ -266,4 +266,65 @@ def check_head(head: Head, hidden: Tensor, logits: Tensor) -> None:
             f"a root mean square difference of {off:.3g}",
             "the model scales, caps or transforms its logits in a way that this head does not: pass a Head with the "
             "right weight, scale and softcap, and hidden states after the final norm, or use a sampled estimator",
+        )
+
+
+# Checks of what the heads are applied to.
+
+
+def check_shapes(
+    hidden: Tensor, targets: Tensor, ref_hidden: Tensor | None, mask: Tensor | None, entries: Tensor | None
+) -> None:
+    if not hidden.is_floating_point():
+        raise KernelInputError(
+            "`hidden` with a floating-point dtype", str(hidden.dtype), "pass hidden states, not token ids"
+        )
+    if targets.is_floating_point():
+        raise KernelInputError("integer `targets`", str(targets.dtype), "pass token ids")
+    for name, x in (("hidden", hidden), ("ref_hidden", ref_hidden), ("entries", entries)):
+        if x is not None and (x.ndim != targets.ndim + 1 or x.shape[:-1] != targets.shape):
+            raise KernelInputError(
+                f"`{name}` of shape {(*targets.shape, 'H' if name != 'entries' else 'k')}, which begins as `targets`",
+                f"shape {tuple(x.shape)}",
+                "pass one row per predicted token: hidden states of positions 0..T-2 for tokens 1..T-1",
+            )
+    if mask is not None and mask.shape != targets.shape:
+        raise KernelInputError(
+            f"`mask` of shape {tuple(targets.shape)}", f"shape {tuple(mask.shape)}", "pass one value per target"
+        )
+
+
+def check_heads(head: Head, hidden: Tensor, ref_head: Head | None, ref_hidden: Tensor | None) -> None:
+    """Check that each head fits its hidden states, and that both heads have the same vocabulary."""
+    if (ref_head is None) != (ref_hidden is None):
+        one, missing = ("ref_head", "ref_hidden") if ref_hidden is None else ("ref_hidden", "ref_head")
+        raise KernelInputError(f"`{missing}` together with `{one}`", "none", "pass both for the KL, or neither")
+    for name, h, x in (("hidden", head, hidden), ("ref_hidden", ref_head, ref_hidden)):
+        if h is not None and x is not None and h.weight.shape[1] != x.shape[-1]:
+            raise KernelInputError(
+                f"`{name}` of width {h.weight.shape[1]}, as its head's weight (V, H)",
+                f"width {x.shape[-1]}",
+                "pass the last hidden states and `lm_head.weight` of one model",
+            )
+    if ref_head is not None:
+        check_one_vocabulary(head.vocabulary, ref_head.vocabulary)
+
+
+def check_one_vocabulary(own: int, other: int) -> None:
+    if own != other:
+        raise KernelInputError(
+            "policy and reference over the same vocabulary",
+            f"{own} and {other} entries",
+            f"one may be padded: if the tokenizer is the same, cut both to its length (at most {min(own, other)}): "
+            "Head(weight[:n], bias[:n]), or logits[..., :n]",
+        )
+
+
+def check_targets(wanted: Tensor, vocabulary: int) -> None:
+    outside = wanted[(wanted < 0) | (wanted >= vocabulary)]
+    if len(outside):
+        raise KernelInputError(
+            f"targets from 0 to {vocabulary - 1} where the mask is 1",
+            f"{int(outside[0])}",
+            "mask padding (such as -100), and use the tokenizer of this model",
         )

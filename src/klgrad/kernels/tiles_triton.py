@@ -13,9 +13,9 @@ from torch import Tensor
 
 from ..core.divergences import Divergence
 from ..core.estimators import MAX_EXPONENT
+from . import state
 from .generators import LARGEST_EXPONENT, Kind, parts_of
 from .head import Transform
-from .state import BANNED, GRADIENT_FIELDS, LOWEST, NEAR
 from .tiling import LARGEST_KEPT, MARKED, CachedLogits, Tile
 
 # pyright: reportCallIssue=false, reportArgumentType=false, reportPossiblyUnboundVariable=false
@@ -25,6 +25,10 @@ from .tiling import LARGEST_KEPT, MARKED, CachedLogits, Tile
 
 SLICE = 2048
 WARPS = 4
+
+# What the kernels read of the other modules. Triton takes a global number for a constant if it is a `constexpr`.
+LOWEST, BANNED, NEAR = (tl.constexpr(x) for x in (state.LOWEST, state.BANNED, state.NEAR[torch.float32]))
+LIMIT, CAP, LARGEST = (tl.constexpr(x) for x in (LARGEST_KEPT, MAX_EXPONENT, LARGEST_EXPONENT))
 
 
 def slices(width: int) -> int:
@@ -54,21 +58,11 @@ def statistics(tile: Tile, states: Tensor, first: int, picked: Tensor, kept: Cac
         *(picked.stride(0), tile.start, tile.width, first),
         *_numbers(tile.transform),
         *_numbers(tile.ref_transform),
+        **_constants(tile),
         PAIRED=paired,
-        BIAS=tile.bias is not None,
-        REF_BIAS=tile.ref_bias is not None,
-        SOFTCAP=tile.transform.softcap is not None,
-        REF_SOFTCAP=tile.ref_transform.softcap is not None,
         KEEP=kept is not None,
-        LIMIT=LARGEST_KEPT,
         TINY=0.0 if kept is None else kept.tiny,
         PLACES=tile.places is not None,
-        EVEN=tile.width % SLICE == 0,
-        FINITE=tile.finite,
-        LOWEST=LOWEST,
-        BANNED=BANNED,
-        NEAR=NEAR[torch.float32],
-        SLICE=SLICE,
     )
 
 
@@ -91,18 +85,8 @@ def divergence(tile: Tile, rows: Tensor, sums: Tensor, first: int) -> None:
         *(tile.start, tile.width, first),
         *_numbers(tile.transform),
         *_numbers(tile.ref_transform),
-        BIAS=tile.bias is not None,
-        REF_BIAS=tile.ref_bias is not None,
-        SOFTCAP=tile.transform.softcap is not None,
-        REF_SOFTCAP=tile.ref_transform.softcap is not None,
-        EVEN=tile.width % SLICE == 0,
-        FINITE=tile.finite,
-        LOWEST=LOWEST,
+        **_constants(tile),
         PARTS=_parts(tile.divergence),
-        NEAR=NEAR[torch.float32],
-        CAP=MAX_EXPONENT,
-        LARGEST=LARGEST_EXPONENT,
-        SLICE=SLICE,
     )
 
 
@@ -115,7 +99,7 @@ def gradient(tile: Tile, rows: Tensor, states: Tensor, first: int, kept: CachedL
     source = _present(tile.raw, rows) if kept is None else kept.a_or_minus_b
     ref_source = _present(tile.ref_raw if kept is None else kept.delta, rows)
     extra = _present(tile.extra, rows)
-    weighted = tile.divergence if len(rows) > GRADIENT_FIELDS else None
+    weighted = tile.divergence if len(rows) > state.GRADIENT_FIELDS else None
     slice_stats = None if kept is None else kept.slice_stats
     if slice_stats is not None:
         assert source.stride(0) % 8 == ref_source.stride(0) % 8 == out.stride(0) % 8 == 0
@@ -137,22 +121,13 @@ def gradient(tile: Tile, rows: Tensor, states: Tensor, first: int, kept: CachedL
         *(tile.start, tile.width, first),
         *_numbers(tile.transform),
         *_numbers(tile.ref_transform),
+        **_constants(tile),
         PAIRED=paired,
-        BIAS=tile.bias is not None,
-        REF_BIAS=tile.ref_bias is not None,
-        SOFTCAP=tile.transform.softcap is not None,
-        REF_SOFTCAP=tile.ref_transform.softcap is not None,
         EXTRA=tile.extra is not None,
         KEPT=kept is not None,
         MARKED=0 if slice_stats is None else MARKED,
         PLACES=tile.places is not None,
-        EVEN=tile.width % SLICE == 0,
-        FINITE=tile.finite,
-        LOWEST=LOWEST,
         PARTS=() if weighted is None else _parts(weighted),
-        NEAR=NEAR[torch.float32],
-        CAP=MAX_EXPONENT,
-        SLICE=SLICE,
     )
 
 
@@ -161,6 +136,19 @@ def _launch(kernel: Any, tile: Tile, *args: Any, **constants: Any) -> None:
     device = torch.cuda.device(tile.targets.device) if tile.targets.is_cuda else nullcontext()
     with device:
         kernel[(len(tile.targets), slices(tile.width))](*args, **constants, num_warps=WARPS)
+
+
+def _constants(tile: Tile) -> dict[str, bool | int]:
+    """What a tile says to each of the kernels."""
+    return {
+        "BIAS": tile.bias is not None,
+        "REF_BIAS": tile.ref_bias is not None,
+        "SOFTCAP": tile.transform.softcap is not None,
+        "REF_SOFTCAP": tile.ref_transform.softcap is not None,
+        "EVEN": tile.width % SLICE == 0,
+        "FINITE": tile.finite,
+        "SLICE": SLICE,
+    }
 
 
 def _present(x: Tensor | None, stand_in: Tensor) -> Tensor:
@@ -205,7 +193,6 @@ def _logits(
     SOFTCAP: tl.constexpr,
     EVEN: tl.constexpr,
     FINITE: tl.constexpr,
-    LOWEST: tl.constexpr,
 ):
     if EVEN:
         raw = tl.load(raw_ptr + columns).to(tl.float32)
@@ -269,14 +256,10 @@ def _statistics_kernel(
     SOFTCAP: tl.constexpr,
     REF_SOFTCAP: tl.constexpr,
     KEEP: tl.constexpr,
-    LIMIT: tl.constexpr,
     TINY: tl.constexpr,
     PLACES: tl.constexpr,
     EVEN: tl.constexpr,
     FINITE: tl.constexpr,
-    LOWEST: tl.constexpr,
-    BANNED: tl.constexpr,
-    NEAR: tl.constexpr,
     SLICE: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
@@ -292,7 +275,7 @@ def _statistics_kernel(
         bias_ptr + start,
         columns,
         live,
-        *(scale, cap, inverse_temperature, BIAS, SOFTCAP, EVEN, FINITE, LOWEST),
+        *(scale, cap, inverse_temperature, BIAS, SOFTCAP, EVEN, FINITE),
     )
     target = tl.load(targets_ptr + row) - start
     mine = (target >= part * SLICE) & (target < tl.minimum((part + 1) * SLICE, width))
@@ -302,7 +285,7 @@ def _statistics_kernel(
             bias_ptr + start,
             target,
             mine,
-            *(scale, cap, inverse_temperature, BIAS, SOFTCAP, True, FINITE, LOWEST),
+            *(scale, cap, inverse_temperature, BIAS, SOFTCAP, True, FINITE),
         )
         tl.store(picked_ptr + row, chosen)
     if PAIRED:
@@ -311,7 +294,7 @@ def _statistics_kernel(
             ref_bias_ptr + start,
             columns,
             live,
-            *(ref_scale, ref_cap, ref_inverse_temperature, REF_BIAS, REF_SOFTCAP, EVEN, FINITE, LOWEST),
+            *(ref_scale, ref_cap, ref_inverse_temperature, REF_BIAS, REF_SOFTCAP, EVEN, FINITE),
         )
         if mine:
             chosen = _logits(
@@ -319,7 +302,7 @@ def _statistics_kernel(
                 ref_bias_ptr + start,
                 target,
                 mine,
-                *(ref_scale, ref_cap, ref_inverse_temperature, REF_BIAS, REF_SOFTCAP, True, FINITE, LOWEST),
+                *(ref_scale, ref_cap, ref_inverse_temperature, REF_BIAS, REF_SOFTCAP, True, FINITE),
             )
             tl.store(picked_ptr + picked_stride + row, chosen)
         top, ref_top = tl.reduce((z, z_ref), 0, _max2)
@@ -382,16 +365,16 @@ def _phi_series(x):
 
 
 @triton.jit
-def _expm1(x, NEAR: tl.constexpr):
+def _expm1(x):
     return tl.where(tl.abs(x) < NEAR, x + _phi_series(x), tl.exp(x) - 1)
 
 
 @triton.jit
-def _mixture(log_ratio, BETA: tl.constexpr, NEAR: tl.constexpr):
+def _mixture(log_ratio, BETA: tl.constexpr):
     """Log p/m and log m/q, m = β q + (1 - β) p."""
     positive = log_ratio > 0
     # log1p of it; near 0 by the series of 2 artanh(half)
-    x = tl.where(positive, BETA, 1 - BETA) * _expm1(-tl.abs(log_ratio), NEAR)
+    x = tl.where(positive, BETA, 1 - BETA) * _expm1(-tl.abs(log_ratio))
     half = x / (2 + x)
     square = half * half
     series = 1 + square * (1 / 3 + square * (1 / 5 + square * (1 / 7 + square * (1 / 9 + square * (1 / 11)))))
@@ -400,15 +383,14 @@ def _mixture(log_ratio, BETA: tl.constexpr, NEAR: tl.constexpr):
 
 
 @triton.jit
-def _slope(log_ratio, KIND: tl.constexpr, PARAMETER: tl.constexpr, NEAR: tl.constexpr, CAP: tl.constexpr):
+def _slope(log_ratio, KIND: tl.constexpr, PARAMETER: tl.constexpr):
     """f'(u) of one generator."""
     if KIND == ALPHA:
-        if PARAMETER == 1:
-            slope = log_ratio
-        else:
-            slope = -_expm1(tl.minimum((PARAMETER - 1) * log_ratio, CAP), NEAR) / (1 - PARAMETER)
+        slope = log_ratio
+        if PARAMETER != 1:
+            slope = -_expm1(tl.minimum((PARAMETER - 1) * log_ratio, CAP)) / (1 - PARAMETER)
     elif KIND == JENSEN_SHANNON:
-        p_by_mixture, _ = _mixture(log_ratio, PARAMETER, NEAR)
+        p_by_mixture, _ = _mixture(log_ratio, PARAMETER)
         slope = (1 - PARAMETER) * p_by_mixture
     elif KIND == TOTAL_VARIATION:
         slope = tl.where(log_ratio > 0, 1.0, tl.where(log_ratio < 0, -1.0, 0.0))
@@ -419,9 +401,7 @@ def _slope(log_ratio, KIND: tl.constexpr, PARAMETER: tl.constexpr, NEAR: tl.cons
 
 
 @triton.jit
-def _term(
-    log_p, log_q, log_ratio, KIND: tl.constexpr, PARAMETER: tl.constexpr, NEAR: tl.constexpr, LARGEST: tl.constexpr
-):
+def _term(log_p, log_q, log_ratio, KIND: tl.constexpr, PARAMETER: tl.constexpr):
     """Compute p f(u)/u of one generator."""
     p = tl.exp(log_p)
     q = tl.exp(log_q)
@@ -438,7 +418,7 @@ def _term(
             close = p * (rest * _phi_series(-log_ratio) - _phi_series(-rest * log_ratio))
             term = tl.where(near, close, rest * q + PARAMETER * p - product) / (rest * PARAMETER)
     elif KIND == JENSEN_SHANNON:
-        p_by_mixture, mixture_by_q = _mixture(log_ratio, PARAMETER, NEAR)
+        p_by_mixture, mixture_by_q = _mixture(log_ratio, PARAMETER)
         close = (1 - PARAMETER) * p * _phi_series(-p_by_mixture) + PARAMETER * q * _phi_series(mixture_by_q)
         term = tl.where(near, close, (1 - PARAMETER) * p * p_by_mixture - PARAMETER * q * mixture_by_q)
     elif KIND == TOTAL_VARIATION:
@@ -480,11 +460,7 @@ def _divergence_kernel(
     REF_SOFTCAP: tl.constexpr,
     EVEN: tl.constexpr,
     FINITE: tl.constexpr,
-    LOWEST: tl.constexpr,
     PARTS: tl.constexpr,
-    NEAR: tl.constexpr,
-    CAP: tl.constexpr,
-    LARGEST: tl.constexpr,
     SLICE: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
@@ -496,14 +472,14 @@ def _divergence_kernel(
         bias_ptr + start,
         columns,
         live,
-        *(scale, cap, inverse_temperature, BIAS, SOFTCAP, EVEN, FINITE, LOWEST),
+        *(scale, cap, inverse_temperature, BIAS, SOFTCAP, EVEN, FINITE),
     )
     z_ref = _logits(
         ref_raw_ptr + row * ref_raw_stride,
         ref_bias_ptr + start,
         columns,
         live,
-        *(ref_scale, ref_cap, ref_inverse_temperature, REF_BIAS, REF_SOFTCAP, EVEN, FINITE, LOWEST),
+        *(ref_scale, ref_cap, ref_inverse_temperature, REF_BIAS, REF_SOFTCAP, EVEN, FINITE),
     )
     logsumexp = tl.load(rows_ptr + row)
     lse_difference = tl.load(rows_ptr + rows_stride + row)
@@ -513,8 +489,8 @@ def _divergence_kernel(
     term = tl.zeros_like(log_p)
     slope = tl.zeros_like(log_p)
     for i in tl.static_range(len(PARTS)):
-        term += PARTS[i][0] * _term(log_p, log_q, log_ratio, PARTS[i][1], PARTS[i][2], NEAR, LARGEST)
-        slope += PARTS[i][0] * _slope(log_ratio, PARTS[i][1], PARTS[i][2], NEAR, CAP)
+        term += PARTS[i][0] * _term(log_p, log_q, log_ratio, PARTS[i][1], PARTS[i][2])
+        slope += PARTS[i][0] * _slope(log_ratio, PARTS[i][1], PARTS[i][2])
     # Entries beyond the width have no probability under either model, so all their terms are 0.
     value, mean_slope = tl.reduce((term, tl.exp(log_p) * slope), 0, _sum2)
     out = sums_ptr + (first + part) * slice_stride + row
@@ -561,10 +537,7 @@ def _gradient_kernel(
     PLACES: tl.constexpr,
     EVEN: tl.constexpr,
     FINITE: tl.constexpr,
-    LOWEST: tl.constexpr,
     PARTS: tl.constexpr,
-    NEAR: tl.constexpr,
-    CAP: tl.constexpr,
     SLICE: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
@@ -623,7 +596,7 @@ def _gradient_kernel(
             bias_ptr + start,
             columns,
             live,
-            *(scale, cap, inverse_temperature, BIAS, SOFTCAP, EVEN, FINITE, LOWEST),
+            *(scale, cap, inverse_temperature, BIAS, SOFTCAP, EVEN, FINITE),
         )
     log_p = z - logsumexp
     p = tl.exp(log_p)
@@ -639,7 +612,7 @@ def _gradient_kernel(
                 ref_bias_ptr + start,
                 columns,
                 live,
-                *(ref_scale, ref_cap, ref_inverse_temperature, REF_BIAS, REF_SOFTCAP, EVEN, FINITE, LOWEST),
+                *(ref_scale, ref_cap, ref_inverse_temperature, REF_BIAS, REF_SOFTCAP, EVEN, FINITE),
             )
             delta = z - z_ref - lse_difference
             log_q = z_ref - (logsumexp - lse_difference)
@@ -647,7 +620,7 @@ def _gradient_kernel(
         if len(PARTS) > 0:
             w_divergence = tl.load(numbers + 7 * rows_stride)
             for i in tl.static_range(len(PARTS)):
-                inner += w_divergence * PARTS[i][0] * _slope(delta, PARTS[i][1], PARTS[i][2], NEAR, CAP)
+                inner += w_divergence * PARTS[i][0] * _slope(delta, PARTS[i][1], PARTS[i][2])
         gradient -= w_forward * tl.exp(log_q)
     gradient += p * inner
     if EXTRA:

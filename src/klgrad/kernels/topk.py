@@ -7,9 +7,9 @@ from torch import Tensor
 
 from ..core.divergences import FORWARD_KL, REVERSE_KL, Divergence, named
 from ..errors import KernelInputError
-from . import fused_statistics, generators
+from . import generators
 from .fused_statistics import all_rows, head_tensors, live_rows
-from .head import Head
+from .head import Head, check_heads, check_shapes, check_targets
 from .state import BANNED, LOWEST, bregman_terms
 from .tiling import LEAN_BUDGET, matmul_t
 
@@ -74,8 +74,8 @@ def top_entries(
         >>> found.has_token
         tensor([False,  True])
     """
-    fused_statistics.check_shapes(hidden, targets, None, mask, None)
-    fused_statistics.check_heads(head, hidden, None, None)
+    check_shapes(hidden, targets, None, mask, None)
+    check_heads(head, hidden, None, None)
     if not 1 <= k < head.vocabulary:
         raise KernelInputError(
             f"k from 1 to {head.vocabulary - 1}", f"{k}", "for the full vocabulary use token_statistics without entries"
@@ -83,7 +83,7 @@ def top_entries(
     index = None if mask is None else (mask != 0).flatten().nonzero()[:, 0]
     rows, wanted = live_rows(hidden, index, targets.ndim), live_rows(targets, index, targets.ndim).long()
     if validate:
-        fused_statistics.check_targets(wanted, head.vocabulary)
+        check_targets(wanted, head.vocabulary)
     x, weight, bias = head_tensors(rows, head)
     dtype = torch.promote_types(x.dtype, torch.float32)
     budget = LEAN_BUDGET if budget is None else budget

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from ..core.rollout import ROUNDING_STEPS, Rollout, invalid_log_probs, what_is_wrong
+from ..core.rollout import ROUNDING_STEPS, Rollout, is_invalid, what_is_wrong
 from ..errors import KlgradError, LogError, MissingExtraError, RolloutError
 from ..support import ROLES, Json, role_of
 
@@ -286,7 +286,7 @@ def _raise_with_place(chunk: Chunk) -> None:
     """Raise an error for the first invalid value in the order of the file, with its row and column name there."""
     places: list[tuple[int, str]] = []
     for role, x in chunk.columns.items():
-        invalid = torch.nonzero(invalid_log_probs(x))
+        invalid = torch.nonzero(is_invalid(x))
         places += [(int(invalid[0]), role)] if len(invalid) else []
     if places:
         at, role = min(places)

@@ -227,7 +227,13 @@ class KLConfig(GRPOConfig):
         default=0,
         metadata={
             "help": "Train on completions that are this many updates old, as asynchronous training does. The first "
-            "ones are repeated until some are that old."
+            "updates train on different batches of the policy that the run starts from."
+        },
+    )
+    rollout_lag_repeats: bool = field(
+        default=False,
+        metadata={
+            "help": "Repeat the first batch until others are `rollout_lag` updates old, in place of different batches."
         },
     )
     rollout_lag_uncorrected: bool = field(

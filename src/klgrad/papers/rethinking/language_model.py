@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 
 LABELS = {
     "none": ("no KL", "black", "-"),
-    "k1-loss": ("k1 as loss", *STYLES["k1-loss"]),
-    "k2-loss": ("k2 as loss", *STYLES["k2-loss"]),
-    "k3-loss": ("k3 as loss", *STYLES["k3-loss"]),
+    "k1-loss": ("k1 as loss", *STYLES["k1-loss"][:2]),
+    "k2-loss": ("k2 as loss", *STYLES["k2-loss"][:2]),
+    "k3-loss": ("k3 as loss", *STYLES["k3-loss"][:2]),
 }
 PANELS = {
     "train_reward": "training reward",

@@ -80,7 +80,7 @@ def draw(numbers: Numbers, figure: "Figure") -> None:
                 continue
             for name in LABELS:
                 _curve(axis, numbers["steps"], numbers["descents"][lengths]["arms"][name][measure], name)
-            axis.set_title(f"{title}: {label}", fontsize=9)
+            axis.set_title(f"{title}: {label}\nmeans over problems, ± 1 SE", fontsize=9)
             axis.set(xlabel="steps of the run", ylabel="tokens" if measure == "length" else "nats", yscale="log")
             axis.grid(alpha=0.25)
             axis.yaxis.set_major_formatter("{x:g}")
@@ -90,7 +90,7 @@ def draw(numbers: Numbers, figure: "Figure") -> None:
 
 def _curve(axis: "Axes", steps: list[int], seen: dict[str, list[float]], name: str) -> None:
     """A curve with its standard error."""
-    colour, line = STYLES[name]
+    colour, line, _ = STYLES[name]
     axis.plot(steps, seen["mean"], color=colour, linestyle=line, label=LABELS[name], lw=1.6)
     band(axis, steps, seen, colour, alpha=0.15)
 

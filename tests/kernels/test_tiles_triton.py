@@ -82,13 +82,19 @@ def test_the_kernels_compile_for_cuda(kernel, variant, monkeypatch, tmp_path):
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from klgrad.kernels import state, tiles_triton, tiling
+    from klgrad.kernels import tiles_triton
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     function = getattr(tiles_triton, kernel)
-    limits = {"LIMIT": tiling.LARGEST_KEPT, "TINY": 6e-5, "LOWEST": state.LOWEST, "BANNED": state.BANNED, "NEAR": 0.5}
-    given = {**SWITCHES, **limits, "EVEN": False, "FINITE": False, "SLICE": tiles_triton.SLICE, "MARKED": 0}
-    given |= {"PARTS": (), "CAP": 30.0, "LARGEST": 70.0}
+    given = {
+        **SWITCHES,
+        "TINY": 6e-5,
+        "EVEN": False,
+        "FINITE": False,
+        "SLICE": tiles_triton.SLICE,
+        "MARKED": 0,
+        "PARTS": (),
+    }
     names = [p.name for p in function.params]
     constants = {name: value for name, value in (given | VARIANTS[variant]).items() if name in names}
     kinds = {
