@@ -95,8 +95,8 @@ def examine(
             for chunk in log.chunks(chunk_tokens, known):
                 sums.add(chunk)
                 progress(*((chunk.share, 1) if len(files) == 1 else (i, len(files))))
-    if not sums.kl.lengths.tokens:
-        rows = sums.kl.lengths.rows
+    if not sums.whole.kl.lengths.tokens:
+        rows = sums.whole.kl.lengths.rows
         raise LogError(
             "a log with at least one live token",
             f"{rows} row{'s' * (rows != 1)} without live tokens" if rows else f"{files[0]}, which has no rows",
@@ -150,10 +150,8 @@ class Padding:
 class _Sums:
     def __init__(self, cell: Cell, columns: dict[str, str]) -> None:
         self.cell, self.columns = cell, columns
-        self.kl, self.lags, self.padding = KLSums(), Lags(), Padding()
+        self.whole, self.lags, self.padding = RowSums("old_logp" in columns), Lags(), Padding()
         self.coefficients = CoefficientSums(cell, "behavior_logp" in columns or "old_logp" in columns)
-        # Without an old policy the trainer is π itself, and has the same ratios to the sampler.
-        self.mismatch = MismatchSums(ratios=None if "old_logp" in columns else self.kl.ratios)
         self.evidence = Evidence() if "behavior_logp" in columns else None
         self.by = PartSums(columns["by"], "old_logp" in columns) if "by" in columns else None
 
@@ -162,34 +160,50 @@ class _Sums:
             self.padding.add(chunk)
         for batch in padded_batches(chunk):
             rollout = batch.rollout
-            self.kl.add(rollout, batch.group)
+            self.whole.add(rollout, batch.trainer, batch.group)
             if self.by is not None:
                 self.by.add(batch)
             self.coefficients.add(rollout)
             self.lags.add(rollout.logp.detach(), rollout.ref_logp, rollout.mask)
             if self.evidence is not None and batch.trainer is not None:
-                self.mismatch.add(batch.trainer, batch.group)
                 self.evidence.add(batch.trainer, batch.group)
 
     def report(self, file: str, labels: list[object]) -> LogReport:
-        evidence, kl = self.evidence, self.kl.report()
+        evidence, kl, lengths = self.evidence, self.whole.kl.report(), self.whole.kl.lengths
         ratios = [kl.scalars.get(f"ratio/sequence/{name}") for name in ("mean", "effective_sample_size")]
         on_policy = all(x is not None and abs(float(x) - 1) < ON_POLICY for x in ratios)
         return LogReport(
             file=file,
             columns=self.columns,
-            rows=self.kl.lengths.rows,
-            tokens=self.kl.lengths.tokens,
+            rows=lengths.rows,
+            tokens=lengths.tokens,
             kl=kl,
             cell=self.cell,
             comparisons=self.coefficients.comparisons(on_policy=on_policy),
             dead_share=self.coefficients.dead_share,
-            mismatch=None if evidence is None else self.mismatch.report(),
+            mismatch=None if evidence is None else self.whole.mismatch.report(),
             cause=None if evidence is None else cause_of(evidence),
             reference=self.lags,
             padding=self.padding,
             parts=[] if self.by is None else self.by.parts(labels),
         )
+
+
+class RowSums:
+    """The KLs and the mismatch of some rows, with quantiles of at most `kept` ratios."""
+
+    def __init__(self, has_old_policy: bool, kept: int | None = None) -> None:
+        self.kl = KLSums(Ratios(kept))
+        # Without an old policy the trainer is π itself, and has the same ratios to the sampler.
+        self.mismatch = MismatchSums(ratios=Ratios(kept) if has_old_policy else self.kl.ratios)
+        self._has_old_policy = has_old_policy
+
+    def add(self, rollout: Rollout, trainer: Rollout | None, group: Tensor | None) -> None:
+        self.kl.add(rollout, group)
+        if trainer is not None:
+            self.mismatch.add(trainer, group)
+            if self._has_old_policy:  # a `MismatchSums` that was given ratios leaves them to its caller
+                self.mismatch.ratios.add(trainer)
 
 
 ON_POLICY = 0.01
@@ -307,53 +321,37 @@ class PartSums:
 
     def __init__(self, name: str, has_old_policy: bool) -> None:
         self._name, self._has_old_policy = name, has_old_policy
-        self._sums: dict[int, _SumsOfPart] = {}
+        self._sums: dict[int, RowSums] = {}
+        self._groups: dict[int, dict[int, int]] = {}
 
     def add(self, batch: PaddedBatch) -> None:
         """Add a batch, row by row to the parts that its rows belong to."""
         assert batch.by is not None  # the column was chosen
-        for number in batch.by.unique().tolist():
-            if number not in self._sums:
-                if len(self._sums) >= MOST_LABELS:
-                    raise LogError(
-                        f"at most {MOST_LABELS:,} different values in `{self._name}`",
-                        "more",
-                        "choose a column with fewer values, such as the step",
-                    )
-                self._sums[number] = _SumsOfPart(self._has_old_policy)
-            self._sums[number].add(batch, torch.nonzero(batch.by == number)[:, 0])
+        for part in batch.by.unique().tolist():
+            if part not in self._sums and len(self._sums) >= MOST_LABELS:
+                raise LogError(
+                    f"at most {MOST_LABELS:,} different values in `{self._name}`",
+                    "more",
+                    "choose a column with fewer values, such as the step",
+                )
+            sums = self._sums.setdefault(part, RowSums(self._has_old_policy, KEPT))
+            index, group = torch.nonzero(batch.by == part)[:, 0], None
+            if batch.group is not None:  # numbered within the part: sums are stored for all numbers up to the largest
+                known = self._groups.setdefault(part, {})
+                group = torch.tensor([known.setdefault(x, len(known)) for x in batch.group[index].tolist()])
+            trainer = None if batch.trainer is None else _take_rows(batch.trainer, index)
+            sums.add(_take_rows(batch.rollout, index), trainer, group)
 
     def parts(self, labels: list[object]) -> list[LogPart]:
         """The parts that have a live token, by increasing value if all values are numbers."""
-        parts = [sums.part(labels[number]) for number, sums in self._sums.items() if sums.kl.lengths.tokens]
+        parts = []
+        for number, sums in self._sums.items():
+            lengths = sums.kl.lengths
+            if lengths.tokens:
+                mismatch = sums.mismatch.report() if sums.mismatch.lengths.rows else None
+                parts.append(LogPart(labels[number], lengths.rows, lengths.tokens, sums.kl.report(), mismatch))
         numeric = all(isinstance(part.label, int | float) for part in parts)
         return sorted(parts, key=lambda part: cast(float, part.label)) if numeric else parts
-
-
-class _SumsOfPart:
-    def __init__(self, has_old_policy: bool) -> None:
-        self.kl = KLSums(Ratios(KEPT))
-        self.mismatch = MismatchSums(ratios=Ratios(KEPT) if has_old_policy else self.kl.ratios)
-        self._has_old_policy = has_old_policy
-        self._groups: dict[int, int] = {}
-
-    def add(self, batch: PaddedBatch, index: Tensor) -> None:
-        group = None
-        if (
-            batch.group is not None
-        ):  # numbered from 0 within the part: sums are stored for all numbers up to the largest
-            numbers = (self._groups.setdefault(x, len(self._groups)) for x in batch.group[index].tolist())
-            group = torch.tensor(list(numbers))
-        self.kl.add(_take_rows(batch.rollout, index), group)
-        if batch.trainer is not None:
-            trainer = _take_rows(batch.trainer, index)
-            self.mismatch.add(trainer, group)
-            if self._has_old_policy:  # a `MismatchSums` that was given ratios leaves them to its caller
-                self.mismatch.ratios.add(trainer)
-
-    def part(self, label: object) -> LogPart:
-        mismatch = self.mismatch.report() if self.mismatch.lengths.rows else None
-        return LogPart(label, self.kl.lengths.rows, self.kl.lengths.tokens, self.kl.report(), mismatch)
 
 
 def _take_rows(rollout: Rollout, index: Tensor) -> Rollout:
