@@ -24,7 +24,7 @@ MUTATIONS = {
     "a sign of the difference": ("logs.examination.CoefficientSums.add", "(c - s) @ (c - s)", "(c + s) @ (c + s)"),
     "what is alive counted as dead": ("logs.examination.CoefficientSums.add", "c.abs() < DEAD", "c.abs() > DEAD"),
     "lengths with dead tokens": ("logs.reader.build", "lengths = counted[ends] - counted[ends - lengths]", "pass"),
-    "padding taken for tokens": ("logs.reader._pad", "steps < lengths[:, None]", "steps <= lengths[:, None]"),
+    "padding taken for tokens": ("logs.examination._pad", "steps < lengths[:, None]", "steps <= lengths[:, None]"),
     "places among live tokens": ("logs.reader.Chunk.place", "token = int(torch.nonzero(live)[token])", "pass"),
     "the other neighbour": (
         "logs.mismatch.Evidence.add", "(seen.sampler_logp, seen.logp, live)", "(seen.logp, seen.sampler_logp, live)"),

@@ -1,8 +1,10 @@
 """One pass over a log: its sums, those of its parts, and the coefficients that a KL term gives to its tokens."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
@@ -11,24 +13,14 @@ from torch import Tensor
 
 from .. import zoo as cells
 from ..core.importance import ImportanceWeighting, Truncate
-from ..core.rollout import Rollout
+from ..core.rollout import Rollout, is_invalid, what_is_wrong
 from ..core.term import KLTerm, as_code
-from ..errors import KlgradError, LogError, MissingExtraError
+from ..errors import KlgradError, LogError, MissingExtraError, RolloutError
 from ..reports import KLSums, MismatchSums, Ratios
 from ..zoo import Cell
 from .log_report import CoefficientComparison, LogPart, LogReport
 from .mismatch import Evidence, Lags, cause_of
-from .reader import (
-    CHUNK_TOKENS,
-    Chunk,
-    Known,
-    Log,
-    PaddedBatch,
-    describe,
-    files_of,
-    open_log,
-    padded_batches,
-)
+from .reader import CHUNK_TOKENS, Chunk, Known, Log, describe, files_of, open_log
 
 # One pass over a log.
 
@@ -208,6 +200,80 @@ class RowSums:
 
 ON_POLICY = 0.01
 """If the mean and the effective sample size of sequence ratios are this near to 1, the data count as on-policy."""
+
+
+# A chunk as padded batches, for the formulas of this package.
+
+BATCH_CELLS = 2**17
+"""Cells of a padded batch, including padding. It fits into the cache of a core, so memory is not the limit."""
+
+
+@dataclass(frozen=True)
+class PaddedBatch:
+    """Rows of similar length as one padded batch, with the prompt and the part of each if they are known.
+
+    `rollout` has π and ref, with the sampler of the file, or else its old policy, as μ. `trainer` has the trainer's
+    policy at the time of sampling, with μ both as reference and as sampler; it needs `behavior_logp`.
+    """
+
+    rollout: Rollout
+    trainer: Rollout | None
+    group: Tensor | None
+    by: Tensor | None
+
+
+def padded_batches(chunk: Chunk) -> Iterator[PaddedBatch]:
+    """Cut a chunk into padded batches. Rows are sorted by length, so that there is little padding."""
+    order = torch.argsort(chunk.lengths, stable=True)
+    starts = chunk.starts
+    for index in _cut(order, chunk.lengths):
+        try:
+            yield _pad(chunk, index, starts)
+        except RolloutError:
+            _raise_with_place(chunk)
+            raise
+
+
+def _cut(order: Tensor, lengths: Tensor) -> Iterator[Tensor]:
+    """Runs of rows whose padded size is within `BATCH_CELLS`, or single rows."""
+    width = lengths[order].clamp(min=1).tolist()
+    begin = 0
+    for i, longest in enumerate(width):
+        if i > begin and (i - begin + 1) * longest > BATCH_CELLS:
+            yield order[begin:i]
+            begin = i
+    yield order[begin:]
+
+
+def _pad(chunk: Chunk, index: Tensor, starts: Tensor) -> PaddedBatch:
+    lengths = chunk.lengths[index]
+    steps = torch.arange(max(1, int(lengths.max())))
+    mask = steps < lengths[:, None]
+    at = torch.where(mask, starts[index][:, None] + steps, 0)
+    # Without a live token in the chunk there is nothing to take from.
+    padded = {role: x[at] if len(x) else torch.zeros(at.shape, dtype=x.dtype) for role, x in chunk.columns.items()}
+    logp = padded["logp"].requires_grad_()  # the coefficients of a cell are gradients
+    behavior, old = padded.get("behavior_logp"), padded.get("old_logp")
+    sampler = old if behavior is None else behavior
+    rollout = Rollout(logp, padded["ref_logp"], mask, behavior_logp=sampler)
+    trainer = None
+    if behavior is not None:
+        trainer = Rollout((logp if old is None else old).detach(), behavior, mask, behavior_logp=behavior)
+    group, by = (chunk.per_row[role][index] if role in chunk.per_row else None for role in ("group", "by"))
+    return PaddedBatch(rollout, trainer, group, by)
+
+
+def _raise_with_place(chunk: Chunk) -> None:
+    """Raise an error for the first invalid value in the order of the file, with its row and column name there."""
+    places: list[tuple[int, str]] = []
+    for role, x in chunk.columns.items():
+        invalid = torch.nonzero(is_invalid(x))
+        places += [(int(invalid[0]), role)] if len(invalid) else []
+    if places:
+        at, role = min(places)
+        row = int(torch.searchsorted(chunk.lengths.cumsum(0), at, right=True))
+        place = chunk.place(row, at - int(chunk.starts[row]))
+        raise LogError(*what_is_wrong(float(chunk.columns[role][at]), chunk.names[role], place))
 
 
 # The coefficients of a cell on the tokens of the data, compared with those of the sound terms.
