@@ -228,12 +228,12 @@ def descends(term: KLTerm) -> Descends:
     target = f"{term.divergence}-kl-{term.level}" if of_kl else f"{term.generator.name}, {WHERE[term.level]}"
     target += f", discount {term.discount:g}" if 0 < term.discount < 1 else ""
     on_sampler = target + ("-sampler" if of_kl else " on the sampler's prefixes")
-    off = "unknown"
+    off_policy = "unknown"
     if term.weighting is not None and term.weighting.bound is None:
-        off = on_sampler if term.weighting.ratio == "token" else target
+        off_policy = on_sampler if term.weighting.ratio == "token" else target
     elif is_token and term.weighting is None and term.baseline == "none":
-        off = on_sampler if term.estimator == "exact" else WITHOUT_RATIO.get(str(term.divergence), off)
-    return Descends(cast(Verdict, target), cast(Verdict, off))
+        off_policy = on_sampler if term.estimator == "exact" else WITHOUT_RATIO.get(str(term.divergence), off_policy)
+    return Descends(cast(Verdict, target), cast(Verdict, off_policy))
 
 
 # The gradient of a term as a formula in parts, joined only when it is shown.

@@ -75,11 +75,11 @@ def examine(
     chosen = cell_of(cell or ASSUMED_CELL)
     paths = [path] if isinstance(path, Path) else list(path)
     files, known = files_of(paths), Known()
-    wanted = {**(columns or {}), **({} if by is None else {"by": by})}
+    roles = {**(columns or {}), **({} if by is None else {"by": by})}
     logs: list[Log] = []
     for file in files:
         with _name_file(file, len(files)):
-            logs.append(open_log(file, wanted))
+            logs.append(open_log(file, roles))
     _check_columns(files, logs)
     sums = _Sums(chosen, logs[0].columns)
     for i, (file, log) in enumerate(zip(files, logs, strict=True)):
