@@ -30,12 +30,12 @@ COMMON = {
 }
 
 
-def train(job: Job, folder: Path, held: int = 0, change: Callable[[Any], object] = lambda trainer: None) -> list[Row]:
+def train(job: Job, folder: Path, change: Callable[[Any], object] = lambda trainer: None) -> list[Row]:
     """Train one student, and return its evaluations, after every `EVERY` updates or as many as the job says.
 
-    The first `held` updates leave the student as it is, and are not counted. `change` is called with the trainer before
-    training. The rows' `seconds` are those of training so far, without evaluations. Jobs that share a GPU slow each
-    other down, so they compare only with those of jobs that ran beside as many others.
+    `change` is called with the trainer before training. The rows' `seconds` are those of training so far, without
+    evaluations. Jobs that share a GPU slow each other down, so they compare only with those of jobs that ran beside as
+    many others.
     """
     import fused_layers
     import graph_sampling
@@ -51,12 +51,11 @@ def train(job: Job, folder: Path, held: int = 0, change: Callable[[Any], object]
     shared_prompts.install(trainer)
     judge = Judge(trainer, evaluator, on_reference=True)
     every, rows, clock = job.settings.get("every", EVERY), [], TrainingClock()
-    hold(trainer, held)
     change(trainer)
 
     def evaluate() -> None:
-        step = trainer.state.global_step - held
-        if step >= 0 and step % every == 0 and (not rows or rows[-1]["update"] != step):
+        step = trainer.state.global_step
+        if step % every == 0 and (not rows or rows[-1]["update"] != step):
             clock.stop()
             rows.append({"update": step, "seconds": round(clock.seconds, 2), **judge(seed=1000 + step)})
             clock.start()
@@ -65,21 +64,6 @@ def train(job: Job, folder: Path, held: int = 0, change: Callable[[Any], object]
     trainer.after_update = [evaluate]
     trainer.train()
     return rows
-
-
-def hold(trainer: Any, updates: int) -> None:
-    """Leave out the first updates: the optimizer passes over parameters without a gradient."""
-    clip = trainer.accelerator.clip_grad_norm_
-
-    def clipped(parameters: Any, *args: Any, **kwargs: Any) -> Any:
-        parameters = list(parameters)
-        norm = clip(parameters, *args, **kwargs)
-        if trainer.state.global_step < updates:
-            for parameter in parameters:
-                parameter.grad = None
-        return norm
-
-    trainer.accelerator.clip_grad_norm_ = clipped
 
 
 class TrainingClock:

@@ -62,7 +62,7 @@ def between(given: argparse.Namespace) -> list[Job]:
 def _job(given: argparse.Namespace, arm: str, flags: str, lag: int, seed: int, coef: float = COEF) -> Job:
     coef = 0.0 if arm == "none" else coef
     label = {"arm": arm, "lag": lag, "kl_coef": coef, "learning_rate": RATE, "seed": seed}
-    own = {"rollout_lag": lag, "kl_coef": coef, "learning_rate": RATE, "seed": seed}
+    own = {"rollout_lag": lag, "rollout_lag_repeats": "true", "kl_coef": coef, "learning_rate": RATE, "seed": seed}
     own |= {"max_steps": UPDATES, "eval_every": EVERY}
     uncorrected = " --rollout_lag_uncorrected true" if arm in UNCORRECTED | CONTROL else ""
     return job(label, flags + uncorrected, given.model, scale_rewards="none", **own)

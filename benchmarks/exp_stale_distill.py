@@ -8,10 +8,10 @@ and in the latter the sampled token has its importance ratio. The other arms are
 reverse KL, k3 for the forward KL. The learning rate is one at which the exact token-level term of `exp_fig8.py` ends
 within 5% of its best.
 
-`rollout_lag` trains on its first batch until the next is old enough: at a lag of 16 for 17 of 40 updates, so that such
-a run has 24 different batches. Two more ages tell the age from that repetition. With "filled-16" 17 different batches
-of the start wait before the first update, so all 40 are different; with "fresh-24" each of 24 batches is used once or
-twice, when it has just been sampled.
+With `rollout_lag_repeats` the first batch is trained on until the next is old enough: at a lag of 16 for 17 of 40
+updates, so that such a run has 24 different batches. Two more ages tell the age from that repetition. With "filled-16"
+different batches of the start wait before the first update, so all 40 are different; with "fresh-24" each of 24 batches
+is used once or twice, when it has just been sampled.
 
     python benchmarks/exp_stale_distill.py MODEL
 
@@ -28,14 +28,15 @@ from packed import Job, Row
 
 RATE = 3e-4
 SEEDS = (0, 1, 2)
+REPEATS = {"rollout_lag_repeats": "true"}
 STALE = {
     "fresh": {},
-    "lag-16": {"rollout_lag": 16},
+    "lag-16": {"rollout_lag": 16, **REPEATS},
     "reuse-16": {"num_iterations": 16},
-    "lag-4": {"rollout_lag": 4},
+    "lag-4": {"rollout_lag": 4, **REPEATS},
     "reuse-4": {"num_iterations": 4},
-    "filled-16": {"rollout_lag": 16, "max_steps": UPDATES + 16},
-    "fresh-24": {"rollout_lag": 1},
+    "filled-16": {"rollout_lag": 16},
+    "fresh-24": {"rollout_lag": 1, **REPEATS},
 }
 EXTREMES, BETWEEN, EQUAL = ("fresh", "lag-16", "reuse-16"), ("lag-4", "reuse-4"), ("filled-16", "fresh-24")
 BATCHES = 24
@@ -94,8 +95,6 @@ class SomeAgain:
 
 def train_stale(job: Job, folder: Path) -> list[Row]:
     """`train`, with the batches of the job's age."""
-    if job.settings["stale"] == "filled-16":
-        return train(job, folder, held=16)
     if job.settings["stale"] == "fresh-24":
         return train(job, folder, change=lambda trainer: setattr(trainer, "lag_queue", SomeAgain()))
     return train(job, folder)

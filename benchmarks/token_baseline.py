@@ -1,4 +1,4 @@
-"""The exact KL of a token as a baseline of its sampled log-ratio (vOPD), at fixed weights: the variance of the gradient.
+"""The exact KL of a token as a baseline of its sampled log-ratio (vOPD): the variance of the gradient at fixed weights.
 
 The student is SmolLM2 with some of its layers, the teacher SmolLM2. Each vector is the gradient of one completion, by
 all weights of the student's layers; every arm has the same completions. `relative_variance` is in units of the squared

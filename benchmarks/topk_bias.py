@@ -125,7 +125,8 @@ def completions(student: str, temperature: float, prompts: int = PROMPTS) -> Com
 
     path = resolve("smollm2")
     tokenizer = AutoTokenizer.from_pretrained(path, padding_side="left")
-    models = [AutoModelForCausalLM.from_pretrained(x, dtype=torch.float32).eval() for x in (resolve(student), path)]
+    load: Any = AutoModelForCausalLM.from_pretrained
+    models = [load(x, dtype=torch.float32).eval() for x in (resolve(student), path)]
     rng = random.Random(0)
     asked = [TASKS["word-problems"].draw(rng, lambda: rng.randint(1, 9))[0] for _ in range(prompts)]
     chats = [[{"role": "user", "content": text}] for text in asked]

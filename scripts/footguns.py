@@ -73,8 +73,7 @@ def words(name: str) -> tuple[str, str]:
     """What a loss descends, on fresh and on stale samples."""
     known = recorded(name.split()[0])
     if known is not None:
-        row = next(row for row in known.rows if row[0] == name)
-        return row[1], row[2]
+        return known.words[name]
     torch.set_num_threads(1)
     result = audit(OTHERS[name]) if name in OTHERS else audited(name)
     return in_words(result), in_words(result, on_policy=False)

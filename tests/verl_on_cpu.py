@@ -8,7 +8,6 @@ each update. Trainer, workers, FSDP engine, losses, TransferQueue, agent loop an
 
 import asyncio
 import contextlib
-import os
 import types
 from typing import Any
 
@@ -159,12 +158,5 @@ def install():
     RolloutReplicaRegistry.register("stub", make_replica)
 
 
-def drop_the_plug_in():
-    """In one worker, for the test of a worker that lacks it: verl looks for plug-ins after it has imported this."""
-    if os.environ.get("RANK") == os.environ.get("KLGRAD_TEST_NO_PLUGIN_IN_RANK", "none"):
-        os.environ["VERL_USE_EXTERNAL_PLUGINS"] = "none"
-
-
 MODULE = device_module()
-drop_the_plug_in()
 install()

@@ -96,14 +96,11 @@ def written(bound: Bound | None) -> str:
 
 KINDS: dict[type, tuple[str, type]] = {
     int: ("a whole number", Integral),
-    float: ("a number", Real),
+    float: ("a finite number", Real),
     str: ("text", str),
     bool: ("true or false", bool),
 }
 """A type of a setting in words, and what a value of it is."""
-
-Complaint = tuple[str, str, str]
-"""Expected, received, remedy."""
 
 LIMITS: dict[str, tuple[str, float, str]] = {
     "coef": (">=", 0, "a negative β would reward distance from the reference"),
@@ -117,68 +114,34 @@ LIMITS: dict[str, tuple[str, float, str]] = {
 """The smallest value of a setting, by its name without a prefix, and what to do about a smaller one."""
 
 
-@dataclass(frozen=True)
-class OwnSetting:
-    """One setting of this package: a number, a text or a switch, which may be None if that is its default."""
-
-    name: str
-    kind: type
-    default: object
-    choices: tuple[str, ...] | None
-
-    def complaint(self, value: Any) -> Complaint | None:
-        """Why a value cannot be used, by its type, its choices or its range; None if it can."""
-        misfit = self.misfit(value)
-        key = self.name.removeprefix("kl_").removeprefix("klgrad.")
-        if misfit is not None or value is None or key not in LIMITS:
-            return misfit
-        sign, bound, remedy = LIMITS[key]
-        if value > bound or (sign == ">=" and value == bound):
-            return None
-        return f"`{self.name}` {sign} {bound:g}", repr(value), remedy
-
-    def misfit(self, value: object) -> Complaint | None:
-        """Why a value is not of the declared type and among the choices; None if it is."""
-        if value is None and self.default is None:
-            return None
-        if self.kind is str and isinstance(value, Divergence):  # a user's own, which has no text
-            return None
-        word, abstract = KINDS[self.kind]
-        if not isinstance(value, abstract) or isinstance(value, bool) != (self.kind is bool):
-            kind = "no value" if value is None else KINDS.get(type(value), (f"a {type(value).__name__}",))[0]
-            return f"`{self.name}` as {word}", f"{value!r}, {kind}", self._remedy(value)
-        if isinstance(value, Real) and not math.isfinite(value):
-            return f"`{self.name}` as a finite number", str(value), "write a number"
-        if self.choices is not None and value not in self.choices:
-            return f"`{self.name}` {' or '.join(self.choices)}", repr(value), f"{self.default} is the default"
-        return None
-
-    def _remedy(self, value: object) -> str:
-        if self.kind is str and isinstance(value, list) and all(isinstance(x, str) for x in value):
-            return f"write it as one text, with commas: {self.name}: {','.join(value)}"
-        if self.kind is str and isinstance(value, Real):
-            return f'write it in quotes: {self.name}: "{value}"'
-        return "leave the setting out for its default" if value is None else f"write {KINDS[self.kind][0]}"
-
-
 @cache
-def own_settings(kind: type, prefix: str = "") -> dict[str, OwnSetting]:
-    """The numbers, texts and switches among the fields that classes of this package give a dataclass, by name."""
+def own_settings(kind: type) -> dict[str, type]:
+    """The numbers, texts and switches among the fields that classes of this package give a dataclass: their types."""
     declared = {name for base in kind.__mro__ if base.__module__.startswith("klgrad") for name in get_annotations(base)}
-    hints, settings = get_type_hints(kind), {}
-    for f in fields(kind):
-        types = [x for x in get_args(hints[f.name]) or (hints[f.name],) if x in KINDS]
-        if f.name in declared and types:
-            settings[f.name] = OwnSetting(f"{prefix}{f.name}", types[0], f.default, f.metadata.get("choices"))
+    hints, settings = get_type_hints(kind), dict[str, type]()
+    for name in (f.name for f in fields(kind) if f.name in declared):
+        types = [x for x in get_args(hints[name]) or (hints[name],) if x in KINDS]
+        if types:
+            settings[name] = types[0]
     return settings
 
 
 def check_own(config: Any, prefix: str = "") -> None:
     """Raise `MeaningError` for the first setting of this package with a wrong type, choice or range."""
-    for name, setting in own_settings(type(config), prefix).items():
-        complaint = setting.complaint(getattr(config, name))
-        if complaint is not None:
-            raise MeaningError(*complaint)
+    for name, kind in own_settings(type(config)).items():
+        value: Any = getattr(config, name)
+        f = type(config).__dataclass_fields__[name]
+        if (value is None and f.default is None) or isinstance(value, Divergence):  # a user's own has no text
+            continue
+        (word, abstract), choices = KINDS[kind], f.metadata.get("choices")
+        is_finite = not isinstance(value, Real) or math.isfinite(value)
+        if not isinstance(value, abstract) or isinstance(value, bool) != (kind is bool) or not is_finite:
+            raise MeaningError(f"`{prefix}{name}` as {word}", f"{value!r}, a {type(value).__name__}", f"write {word}")
+        if choices is not None and value not in choices:
+            raise MeaningError(f"`{prefix}{name}` {' or '.join(choices)}", repr(value), f"{f.default} is the default")
+        sign, least, remedy = LIMITS.get(name.removeprefix("kl_"), (">=", -math.inf, ""))
+        if kind in (int, float) and not (value > least or (sign == ">=" and value == least)):  # pyright: ignore
+            raise MeaningError(f"`{prefix}{name}` {sign} {least:g}", repr(value), remedy)
 
 
 # The declared KL: the settings that it has on TRL and on verl, their checks, and notes on what they mean.
@@ -187,6 +150,12 @@ def check_own(config: Any, prefix: str = "") -> None:
 def words(*choices: str) -> Any:
     """A field with one of these words, the first by default."""
     return field(default=choices[0], metadata={"choices": list(choices)})
+
+
+def refuse_if(is_wrong: object, expected: str, received: str, remedy: str) -> None:
+    """Raise a `MeaningError`, unless all is well."""
+    if is_wrong:
+        raise MeaningError(expected, received, remedy)
 
 
 def needs_no_weights(term: KLTerm) -> bool:
@@ -245,18 +214,18 @@ class Objective:
     def __post_init__(self) -> None:
         check_own(self, self.prefix)
         _ = self.bound
-        if self.target is not None and not self.coef > 0:
-            raise MeaningError(
-                f"`{self.prefix}coef` > 0 with `{self.prefix}target`",
-                "0",
-                f"use a positive `{self.prefix}coef`: β is adapted by multiplication, and 0 would stay 0",
-            )
-        if self.placement != "loss" and self.reduction != "policy":
-            raise MeaningError(
-                f"{self.named('reduction', 'policy')} with {self.named('placement', self.placement)}",
-                self.named("reduction", self.reduction),
-                f"use {self.named('placement', 'loss')} to sum the KL: advantages are reduced like the policy loss",
-            )
+        refuse_if(
+            self.target is not None and not self.coef > 0,
+            f"`{self.prefix}coef` > 0 with `{self.prefix}target`",
+            "0",
+            f"use a positive `{self.prefix}coef`: β is adapted by multiplication, and 0 would stay 0",
+        )
+        refuse_if(
+            self.placement != "loss" and self.reduction != "policy",
+            f"{self.named('reduction', 'policy')} with {self.named('placement', self.placement)}",
+            self.named("reduction", self.reduction),
+            f"use {self.named('placement', 'loss')} to sum the KL: advantages are reduced like the policy loss",
+        )
 
     def named(self, name: str, value: object) -> str:
         """A setting as a user writes it."""

@@ -122,6 +122,24 @@ def test_the_edges_of_ppo_are_exact(dtype):
     assert audit(loss).anatomy.samples.bound == Bound("ppo", 0.8, 1.2)
 
 
+@pytest.mark.parametrize("of_completion", [False, True])
+@pytest.mark.parametrize(("name", "clamp"), [("k3", 10.0), ("k2", 9.0)])
+def test_a_clamp_of_the_ratio_times_an_estimate_depends_on_both(name, clamp, of_completion):
+    """As in slime, miles, NeMo-RL and Cosmos-RL: no ratio alone is its bound."""
+
+    def loss(logp, ref_logp, old_logp, mask):
+        away, estimate = of_mask(logp - old_logp, mask), {"k2": k2_of, "k3": k3_of}[name](logp - ref_logp)
+        away = away.sum(-1, keepdim=True) / mask.sum(-1, keepdim=True) if of_completion else away
+        return of_mask((away.exp() * estimate).clamp(max=clamp), mask).sum(-1).mean()
+
+    a = audit(loss).anatomy
+    assert a.samples.bound == Bound("value", None, clamp, estimate=name)
+    assert a.proved
+    assert a.curve.below == a.curve.above == 0.0
+    low, high = (float(a.curve(torch.tensor([x], dtype=torch.float64))) for x in (a.curve.low, a.curve.high))
+    assert min(abs(low), abs(high)) > 0.5  # up to the edges the curve pulls
+
+
 def test_the_edges_of_a_bound_beside_a_constant_without_a_ratio():
     def loss(logp, ref_logp, old_logp, mask):
         ratio = (logp - old_logp).exp().clamp(max=2).detach()
@@ -249,6 +267,10 @@ def over_group(x, group):
     """The mean over the group of each completion."""
     same = (group[:, None] == group[None, :]).double()
     return same @ x / same.sum(-1)
+
+
+def k2_of(log_ratio):
+    return log_ratio.square() / 2
 
 
 def k3_of(log_ratio):

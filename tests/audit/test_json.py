@@ -33,7 +33,7 @@ ANATOMY = {
 HORIZONS = {"none", "all", "discount", "window", "other"}
 ESTIMATES = {"k1", "k2", "k3", "excess", "exact", "other", None}
 RATIOS = {"none", "token", "prefix", "before", "sequence", "mean", "other"}
-BOUNDS = {"truncate", "clip", "mask", "ppo", "other"}
+BOUNDS = {"truncate", "clip", "mask", "ppo", "value", "other"}
 UNITS = {"sum", "completion-mean", "token-mean", "fixed-length", "other"}
 BASELINES = {
     "none", "leave-one-out", "group-mean", "batch-mean", "batch-leave-one-out", "token-mean", "return-mean", "other",
@@ -63,7 +63,7 @@ def test_the_anatomy_as_json(result):
     assert parts["samples"]["ratio"] in RATIOS
     bound = parts["samples"]["bound"]
     if bound is not None:
-        has(bound, {"kind": str, "low": NUMBER_OR_NONE, "high": NUMBER_OR_NONE})
+        has(bound, {"kind": str, "low": NUMBER_OR_NONE, "high": NUMBER_OR_NONE}, {"dual", "estimate"} & set(bound))
         assert bound["kind"] in BOUNDS
     assert parts["unit"] in UNITS
     assert parts["baseline"] in BASELINES

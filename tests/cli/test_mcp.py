@@ -7,7 +7,6 @@ import sys
 
 import pytest
 
-from klgrad.cli import app
 from klgrad.cli.mcp import EXAMPLES
 
 LOSS = """
@@ -42,15 +41,18 @@ def text(result):
 def test_an_agent_audits_a_file_and_reads_advice(tmp_path):
     (tmp_path / "losses.py").write_text(LOSS, encoding="utf-8")
     (tmp_path / "run.yaml").write_text(RUN, encoding="utf-8")
-    tools, (audited, failed, differs, advice) = served(
+    scalars = [{"step": step, "kl": 0.0, "reward": 0.1 * step} for step in range(1, 21)]
+    (tmp_path / "history.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in scalars), encoding="utf-8")
+    tools, (audited, failed, differs, advice, converted, diagnosed) = served(
         tmp_path,
         ("audit", ["losses.py:kl_penalty", "--json", "-"]),
         ("audit", ["losses.py:nothing"]),
         ("audit", ["losses.py:kl_penalty", "--expect", "forward-kl-token"]),
         ("advise", ["trl", "--config", "run.yaml"]),
+        ("convert", ["k3-loss beta=0.1", "k2-loss"]),
+        ("diagnose", ["history.jsonl"]),
     )
-    commands = {command.name for command in app.registered_commands}
-    assert set(tools) == set(EXAMPLES) & commands >= {"audit", "advise"}
+    assert set(tools) == set(EXAMPLES) == {"audit", "advise", "convert", "diagnose"}
     assert all(f"klgrad {name}" in tool.description for name, tool in tools.items())
     assert not audited.is_error
     assert "a loss that prints" in text(audited)
@@ -61,6 +63,8 @@ def test_an_agent_audits_a_file_and_reads_advice(tmp_path):
     assert not differs.is_error  # the command ran; what it found is its answer
     assert "expected forward-kl-token" in text(differs)
     assert "forward KL" in text(advice)
+    assert "0.1" in text(converted)
+    assert "The KL is exactly 0" in text(diagnosed)
 
 
 def test_without_the_sdk_the_error_names_the_extra(monkeypatch):

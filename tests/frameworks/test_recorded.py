@@ -60,7 +60,8 @@ def is_implied(phrase, row):
     """Whether the parts of a row say what a phrase said, or why it could not be said."""
     _, divergence, ahead, samples, unit, scale, *rest = row
     notes = rest[0] if rest else ""
-    bare, bounded = divergence.split(" where ")[0], " where " in divergence
+    bare, *edges = re.split(r" where |, constant ", divergence)
+    bounded = bool(edges)
     batch = unit == "mean over tokens" or scale == "spread" or "centred" in notes or "mean per completion" in unit
     if phrase.startswith("no known divergence"):  # the parts have a name that the list had not
         by_length = unit == "mean per completion" or "cut" in notes or "end token" in notes

@@ -110,7 +110,7 @@ REFUSED = {
     "weighted twice": ({"klgrad": ADVANTAGE, "algorithm__rollout_correction__rollout_is": "token"}, "rollout_is=token"),
     "nothing declared": ({"klgrad": None}, "add +klgrad.coef=0.05"),
     "negative": ({"klgrad": {"coef": -1}}, "`klgrad.coef` >= 0; received -1"),
-    "no number": ({"klgrad": {"coef": "much"}}, "`klgrad.coef` as a number; received 'much', text"),
+    "no number": ({"klgrad": {"coef": "much"}}, "`klgrad.coef` as a finite number; received 'much', a str"),
     **{
         f"no {name}": ({"klgrad": {name: None}}, f"`klgrad.{name}` as a {kind}; received None")
         for name, kind in {"coef": "number", "discount": "number", "horizon": "whole number"}.items()

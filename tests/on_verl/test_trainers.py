@@ -5,9 +5,9 @@ import pytest
 import tiny
 from on_verl.configuration import HAS_TRAINERS, composed
 
-from klgrad.errors import ActivationError, MeaningError
+from klgrad.errors import MeaningError
 from klgrad.integrations import AdaptiveCoefficient
-from klgrad.verl import handshake
+from klgrad.verl import declaration
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 needs_trainers = pytest.mark.skipif(not HAS_TRAINERS, reason="verl with TransferQueue is not installed")
@@ -93,40 +93,14 @@ def test_verls_own_trainer_without_settings_is_as_before():
         built("sync")
 
 
-@pytest.mark.slow
-@needs_trainers
-@pytest.mark.parametrize("missing", ["klgrad", "klgrad.verl"])
-def test_a_node_without_klgrad_is_named(monkeypatch, missing):
-    import ray
-    from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
-
-    def fail(self):
-        raise ray.exceptions.RaySystemError(f"No module named '{missing}'")
-
-    monkeypatch.setattr(PPOTrainerSync, "_setup", fail)
-    with pytest.raises(ActivationError, match="on every node; received a worker without it, or with an older one"):
-        built("klgrad_sync")._setup()
-
-
-@pytest.mark.slow
-@needs_trainers
-def test_a_driver_that_did_not_load_the_plug_in_is_refused(monkeypatch):
-    import sys
-
-    trainer = built("klgrad_sync")
-    monkeypatch.delitem(sys.modules, "klgrad.verl.plugin", raising=False)
-    with pytest.raises(ActivationError, match="plugin: False in the driver"):
-        trainer.check_active()
-
-
 def test_beta_is_kept_in_the_checkpoint(tmp_path):
     config = {"trainer": {"resume_mode": "auto", "default_local_dir": str(tmp_path), "resume_from_path": None}}
-    folder = handshake.step_folder(config, 7)
+    folder = declaration.step_folder(config, 7)
     assert folder == tmp_path / "global_step_7"
     fresh = AdaptiveCoefficient(0.1, target=1.0, horizon=5)
-    assert not handshake.load_beta(fresh, folder)
-    handshake.save_beta(AdaptiveCoefficient(0.7, target=1.0, horizon=5), folder)
-    assert handshake.load_beta(fresh, folder)
+    assert not declaration.load_beta(fresh, folder)
+    declaration.save_beta(AdaptiveCoefficient(0.7, target=1.0, horizon=5), folder)
+    assert declaration.load_beta(fresh, folder)
     assert fresh.value == 0.7
     config["trainer"] |= {"resume_mode": "resume_path", "resume_from_path": "elsewhere/global_step_3"}
-    assert str(handshake.step_folder(config, 3)) == "elsewhere/global_step_3"
+    assert str(declaration.step_folder(config, 3)) == "elsewhere/global_step_3"

@@ -40,7 +40,6 @@ NOT_HELD = {
 
 IF_QUICK = {
     "klgrad/k1-on-stale-samples": {
-        "exact: where it ends depends on the product and not on the lag (share of the entropy)": "contradicted",
         "sampled: above the threshold (1.2) more runs collapse than with fresh completions at the same rate": "undecided",  # noqa: E501
         "with a reward, SGD: below it (0.5) it costs less than 5% of the reward": "undecided",
     },
@@ -48,15 +47,8 @@ IF_QUICK = {
         "after 60 updates the remedy is ahead by more than 0.05 with features 64": "contradicted",
         "after 60 updates the remedy is ahead by more than 0.05 with unsolvable 0.6": "undecided",
     },
-    "klgrad/degenerate-distillation": {
-        "16 rows, which can match: there they have the teacher's length": "undecided",
-        "4 rows: a warm start at the token level ends as short as none": "contradicted",
-        "16 rows: with a warm start completions are never shorter than 0.9 of it": "contradicted",
-        "4 rows, any distance, 0 too: they end shorter than half of it": "undecided",
-        "4 rows: the larger the discount, the smaller the share at the end": "undecided",
-    },
 }
-"""Further ones of the quick runs, which have fewer problems, seeds and updates."""
+"""Further ones of the quick runs, which have fewer problems and updates."""
 
 LONG = (
     *("tang-munos/fig3", "tang-munos/fig4", "tang-munos/fig5", "tang-munos/fig8", "tang-munos/fig8-tabular"),

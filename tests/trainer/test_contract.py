@@ -73,37 +73,16 @@ def changed(monkeypatch):
     return change
 
 
-REFUSED = {
-    "another shuffle": (
-        "_prepare_inputs",
-        ("generation_batch = shuffle_sequence_dict(generation_batch)\n", "pass\n"),
-        "calls shuffle_sequence_dict",
-    ),
-    "another signature": (
-        "_calculate_rewards",
-        ("prompts, completions, completion_ids_list", "completions, prompts, completion_ids_list"),
-        r"_calculate_rewards\(inputs, prompts, .*received parameters \(inputs, completions, prompts",
-    ),
-}
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_a_trl_with_another_interface_is_refused(case, changed, tmp_path):
-    name, replacement, reason = REFUSED[case]
-    changed(name, replacement)
-    with pytest.raises(ContractError, match=f"(?s){reason}.*remedy: install a TRL"):
+def test_a_trl_that_shuffles_otherwise_is_refused(changed, tmp_path):
+    changed("_prepare_inputs", ("generation_batch = shuffle_sequence_dict(generation_batch)\n", "pass\n"))
+    with pytest.raises(ContractError, match=r"(?s)calls shuffle_sequence_dict.*remedy: install a TRL"):
         tiny.trainer(KLTrainer, KLConfig, tmp_path)
 
 
 def test_a_method_that_is_gone_is_refused(monkeypatch):
-    monkeypatch.delattr(GRPOTrainer, "_generate_single_turn")
-    with pytest.raises(ContractError, match=r"_generate_single_turn\(prompt_ids, .*received no such method"):
+    monkeypatch.delattr(GRPOTrainer, "_calculate_rewards")
+    with pytest.raises(ContractError, match=r"GRPOTrainer._calculate_rewards; received no such method"):
         check()
-
-
-def test_a_parameter_more_is_not_refused(changed):
-    changed("_calculate_rewards", ("completion_ids_list)", "completion_ids_list, more=None)"))
-    check()
 
 
 MODE = '    mode = "train" if self.model.training else "eval"\n'

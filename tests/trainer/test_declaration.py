@@ -120,11 +120,6 @@ def test_settings_are_checked_against_the_term():
         declared(config(sync_ref_model=True), KLTerm(level="token"))
 
 
-def test_a_dictionary_is_answered_with_the_config_to_write():
-    with pytest.raises(MeaningError, match=r"a KLConfig; received a dict; .*output_dir='runs/mine'"):
-        declared({"output_dir": "runs/mine", "beta": 0.1}, None)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("term", "fields"),
@@ -169,18 +164,3 @@ def test_the_value_of_a_forward_kl_in_the_loss_is_the_forward_kl(fields):
     found = per_token_loss(objective, rollout, result, slice(0, 3), rollout.logp)
     EXACT.check(found.sum() / 3, result.value.mean)
     assert not found[~mask.bool()].any()
-
-
-def test_the_suggested_config_keeps_the_meaning_of_beta():
-    """TRL's KL is token by token, the default of `KLConfig` is not."""
-    from trl import GRPOConfig
-
-    given = GRPOConfig("unused", beta=0.04, use_cpu=True, bf16=False, report_to=[])
-    with pytest.raises(MeaningError) as refused:
-        declared(given, None)
-    said = str(refused.value)
-    suggested = eval(said[said.index("KLConfig(") : said.index(", from klgrad.trl")], {"KLConfig": KLConfig})
-    assert (suggested.kl_coef, suggested.objective.term) == (0.04, KLTerm(level="token"))
-    assert "kl_level='sequence', the default, is the KL between completions" in said
-    with pytest.raises(MeaningError, match=r"write KLConfig\((?!.*kl_level)"):
-        declared(GRPOConfig("unused", use_cpu=True, bf16=False, report_to=[]), None)

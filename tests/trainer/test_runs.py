@@ -41,16 +41,16 @@ def test_the_embedded_model_by_its_name(tmp_path, monkeypatch):
     assert student.ref_model.config.num_hidden_layers == 2
 
 
-def test_lag(tmp_path):
-    """From the third update on, completions are two generations old, and their own log-probs came along."""
-    trainer = made(tmp_path, rollout_lag=2, kl_ratio="prefix", max_steps=5)
-    seen, fresh = [], []
-    score, loss = trainer._generate_and_score_completions, trainer._compute_loss
+@pytest.mark.parametrize("repeats", [False, True])
+def test_lag(repeats, tmp_path):
+    """From the third update on, completions are two generations old; before, others of the start or the first again."""
+    trainer = made(tmp_path, rollout_lag=2, rollout_lag_repeats=repeats, kl_ratio="prefix", max_steps=5)
+    seen, sampled = [], []
+    sample, loss = trainer._sampled_batch, trainer._compute_loss
 
-    def scored(inputs):
-        batch = score(inputs)
-        waiting = trainer.lag_queue.state_dict()["waiting"]
-        fresh.append((waiting[-1] if waiting else batch)["completion_ids"])
+    def sampling(inputs):
+        batch = sample(inputs)
+        sampled.append((trainer.state.global_step, batch["completion_ids"], [row["prompt"] for row in inputs]))
         return batch
 
     def computed(model, inputs):
@@ -58,10 +58,14 @@ def test_lag(tmp_path):
         assert "old_per_token_logps" in inputs
         return loss(model, inputs)
 
-    trainer._generate_and_score_completions, trainer._compute_loss = scored, computed
+    trainer._sampled_batch, trainer._compute_loss = sampling, computed
     trainer.train()
     rows = lambda ids: sorted(map(tuple, ids.tolist()))
-    assert [rows(ids) for ids in seen[2:]] == [rows(ids) for ids in fresh[:3]]
+    steps, ids, prompts = zip(*sampled, strict=True)
+    order = [0, 0, 0, 1, 2] if repeats else [1, 2, 0, 3, 4]  # the others are sampled after the first, and go before it
+    assert steps == ((0, 1, 2, 3, 4) if repeats else (0, 0, 0, 1, 2, 3, 4))
+    assert [rows(batch) for batch in seen] == [rows(ids[i]) for i in order]
+    assert repeats or len({tuple(each) for each in prompts[:3]}) == 3
     assert tiny.logged(trainer, "ratio/prefix/effective_sample_size")[-1] < 1
 
 

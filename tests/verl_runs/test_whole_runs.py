@@ -1,4 +1,4 @@
-"""verl's own command with a declared KL: runs, refusals, and workers that lack the plug-in."""
+"""verl's own command with a declared KL: runs and refusals."""
 
 import pytest
 from on_verl.configuration import HAS_TRAINERS
@@ -21,7 +21,6 @@ def test_a_kl_in_the_loss_of_two_workers_with_an_adaptive_beta(tmp_path):
     assert status == 0, output[-3000:]
     assert "klgrad is active in the driver and in every worker: reverse-sequence-k1-prefix-ratio" in output
     first, second = steps(output)
-    assert first["klgrad/active_workers"] == 2
     assert first["actor/klgrad/coef"] == pytest.approx(0.1)
     assert second["actor/klgrad/coef"] == pytest.approx(0.1 * 2.718281828 ** (-0.2 / 2))  # the KL is far below 1000
     assert first["kl/reverse/k3/per_token"] < 1e-3 < second["kl/reverse/k3/per_token"]  # π has left ref
@@ -39,7 +38,6 @@ def test_a_kl_in_the_advantages_with_leave_one_out(tmp_path):
     status, output = main_ppo(tmp_path, MODE, *declared, "trainer.total_training_steps=2")
     assert status == 0, output[-3000:]
     found = steps(output)[1]
-    assert found["klgrad/active_workers"] == 1
     assert "actor/klgrad/loss" not in found
     # verl's own advantages are group-normalised: with 4 completions none is beyond 1.5.
     assert max(abs(found["critic/advantages/max"]), abs(found["critic/advantages/min"])) > 1.5
@@ -53,27 +51,12 @@ def test_an_asynchronous_run_is_off_policy_and_weighted(tmp_path):
     assert found["training/off_policy/trajectory_staleness/mean"] == 1  # one update behind
     assert found["actor/klgrad/ratio/max"] > 1.05
     assert 0 < found["actor/klgrad/ratio/effective_sample_size"] < 1
-    assert found["klgrad/active_workers"] == 1
-
-
-def test_a_worker_without_the_plug_in_stops_the_run(tmp_path):
-    status, output = main_ppo(
-        tmp_path,
-        MODE,
-        "+klgrad.coef=0.1",
-        ONE_STEP,
-        workers=2,
-        KLGRAD_TEST_NO_PLUGIN_IN_RANK="1",
-    )
-    assert status != 0
-    assert "ActivationError: expected klgrad active in every worker (plugin: True); received plugin: False" in output
-    assert not steps(output)
 
 
 def test_settings_without_the_trainer_stop_the_run(tmp_path):
     status, output = main_ppo(tmp_path, "+klgrad.coef=0.1", ONE_STEP)
     assert status != 0
-    assert "expected trainer.v1.trainer_mode=klgrad_sync with settings under `klgrad`" in output
+    assert "received PPOTrainerSync, which trains without them" in output
 
 
 def test_settings_with_the_older_trainer_stop_the_run(tmp_path):

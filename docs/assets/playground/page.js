@@ -79,7 +79,7 @@
       cursor: { show: false },
       scales: { x: { time: false }, y: { range } },
       axes: [axis, axis],
-      series: [{}, line("--play-reverse", [6, 4]), line("--play-own")],
+      series: [{}, line("--play-own"), line("--play-reverse", [6, 4])], // the dashes lie on the line
     };
     plots.get(id)?.destroy();
     plots.set(id, new uPlot(options, [x, ...series], node));
@@ -91,12 +91,12 @@
     const own = logs.map((l) => loss.own(l));
     const bounded = (values, low, high) => [Math.max(low, Math.min(...values)), Math.min(high, Math.max(...values))];
     const [low, high] = bounded([...own, -4, 4], -5, 5);
-    draw("coefficient", logs, [logs, own], [low, high]);
+    draw("coefficient", logs, [own, logs], [low, high]);
     const ratios = range(0.02, 3, 150);
     const edges = [parts.divergence.flat_below, parts.divergence.flat_above];
     const f = (slope) => generator(slope, ratios.map(Math.log), edges);
     const [reverse, mine] = [f((l) => l), f(loss.slope)];
-    draw("generator", ratios, [reverse, mine], bounded([...reverse, ...mine], -1.5, 2.5));
+    draw("generator", ratios, [mine, reverse], bounded([...reverse, ...mine], -1.5, 2.5));
   }
 
   // The tables.

@@ -551,6 +551,9 @@ def _choose_samples(reader: PartReader, parts: Anatomy) -> Anatomy:
     if best.samples.ratio == "none":
         return best
     up, down = (_read_bound(reader, best, step) for step in (STEP, -STEP))
+    of_value = _bound_of_value(best.own, up, down)
+    if of_value is not None:
+        return replace(best, samples=replace(best.samples, bound=of_value))
     if up is not None and up == down and best.baseline.name != "none":
         # An estimate that is never negative: the credit of another completion makes the coefficient so.
         down = _read_bound(reader, best, -STEP, AGAINST)
@@ -563,6 +566,18 @@ def _choose_samples(reader: PartReader, parts: Anatomy) -> Anatomy:
 
 AGAINST = -6.0
 """The log-ratio of a token of another completion, at which the usual estimates of its KL are larger than at STEP."""
+
+
+def _bound_of_value(own: Curve, up: Bound | None, down: Bound | None) -> Bound | None:
+    """A bound on the ratio times an estimate, if masks at the log-ratios STEP and -STEP and the curve's edge are it."""
+    if up is None or down is None or (up.kind, up.low, down.kind, down.low) != ("mask", None, "mask", None):
+        return None
+    masks = ((STEP, up.high), (-STEP, down.high), (own.low, 1.0))
+    for name in ("k3", "k2"):
+        values = [r * float(function_of(name)(torch.tensor(x, dtype=torch.float64))) for x, r in masks if x and r]
+        if len(values) == len(masks) and max(values) - min(values) <= ROUNDED * max(values):
+            return Bound("value", None, round_short(values[0], ROUNDED), estimate=name)
+    return None
 
 
 def _read_bound(reader: PartReader, parts: Anatomy, step: float, against: float = 0.0) -> Bound | None:

@@ -63,25 +63,35 @@ class Bound:
     """A bound on a ratio.
 
     Attributes:
-        kind: `truncate` from above, `clip` on both sides, `mask`, which is 0 outside, or `ppo`, which is 0 above the
-            bound for tokens that are made more likely, and below it for those that are made less likely.
+        kind: `truncate` from above, `clip` on both sides, `mask`, which is 0 outside, `ppo`, which is 0 above the
+            bound for tokens that are made more likely, and below it for those that are made less likely, or `value`,
+            which is 0 where the ratio times an estimate of the token's KL is above it.
         low, high: where it begins.
         dual: of `ppo`, the ratio above which tokens that are made less likely have no gradient either, or None.
+        estimate: of `value`, the name of the estimate.
     """
 
     kind: str
     low: float | None
     high: float | None
     dual: float | None = None
+    estimate: str = ""
 
     def __call__(self, ratio: Tensor) -> Tensor:
-        """The ratio within its bound; of `ppo` the ratio itself."""
-        if self.kind == "ppo":
+        """The ratio within its bound; of `ppo` and `value` the ratio itself."""
+        if self.kind in ("ppo", "value"):
             return ratio
         if self.kind == "mask":
             low, high = self.low or 0.0, math.inf if self.high is None else self.high
             return torch.where((ratio >= low) & (ratio <= high), ratio, 0.0)
         return ratio.clamp(self.low, self.high)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        more = {"dual": self.dual, "estimate": self.estimate or None}
+        return {"kind": self.kind, "low": self.low, "high": self.high} | {
+            n: x for n, x in more.items() if x is not None
+        }
 
 
 @dataclass(frozen=True)
@@ -290,6 +300,12 @@ class Anatomy:
             entropy=(bonus * factor, of_entries * factor),
         )
 
+    def without_value_bound(self) -> "Anatomy":
+        """The parts without a bound of kind `value`: the edges of the curves are those of this bound at ratio 1."""
+        credits = tuple(replace(c, curve=c.curve and c.curve.without_edges()) for c in self.credits)
+        samples = replace(self.samples, bound=None)
+        return replace(self, own=self.own.without_edges(), credits=credits, samples=samples)
+
     def derivatives(self, inputs: ProbeInputs) -> Derivatives:
         """What the parts predict at the inputs of a probe."""
         score, reverse, forward, weights = self._coefficients(inputs)
@@ -324,24 +340,29 @@ class Anatomy:
         inner, outer = (
             (weights, torch.ones_like(weights)) if self.samples.per_decision else (torch.ones_like(weights), weights)
         )
+        bound, counted, curve, credits = self.samples.bound, mask, self.own, self.credits
+        if bound is not None and bound.kind == "value":
+            counted = mask & (weights * function_of(bound.estimate)(inputs.log_ratio) <= (bound.high or 0.0))
+            curve, credits = self.without_value_bound().own, self.without_value_bound().credits
         if self.level == "completion":
-            own = self.own(torch.where(mask, inputs.log_ratio, 0.0).sum(-1, keepdim=True)).expand_as(mask)
+            own = curve(torch.where(mask, inputs.log_ratio, 0.0).sum(-1, keepdim=True)).expand_as(mask)
         else:
-            own = torch.where(mask, self.own(inputs.log_ratio), 0.0)
+            own = torch.where(counted, curve(inputs.log_ratio), 0.0)
         if self.baseline.name == "token-mean":
             own = torch.where(mask, own - own[mask].mean(), 0.0)
         by_length = TOKENS / mask.sum(-1, keepdim=True).clamp(min=1)
-        for part in self.credits:
-            own = own + part.values(inputs) * (by_length - 1) if part.divided else own
+        values_of = lambda part: torch.where(counted, part.values(inputs), 0.0)
+        for part in credits:
+            own = own + values_of(part) * (by_length - 1) if part.divided else own
         path = torch.zeros_like(own)
         if self.baseline.covers != "all":
             own, path = torch.zeros_like(own), own
             if self.baseline.covers == "credit":
-                own = sum((c.values(inputs) for c in self.credits if c.source == "sampled"), own)
+                own = sum((values_of(c) for c in credits if c.source == "sampled"), own)
                 path = path - own
         credit = own * inner
-        for part in self.credits:
-            values = part.values(inputs)
+        for part in credits:
+            values = values_of(part)
             if self.baseline.name == "token-mean":
                 values = torch.where(mask, values - values[mask].mean(), 0.0)
             of_later = before if part.source != "sampled" and self.samples.per_decision else inner
@@ -361,7 +382,6 @@ class Anatomy:
             logp = torch.where(mask, inputs.logp, 0.0)
             logp = logp.sum(-1, keepdim=True) if self.entropy_of_whole else logp
             score = score + self.entropy[0] * logp * (weights if self.samples.constant else 1.0)
-        bound = self.samples.bound
         if bound is not None and bound.kind == "ppo":
             low, high, dual = bound.low or 0.0, bound.high or math.inf, bound.dual or math.inf
             is_cut = ((score < 0) & (weights > high)) | ((score > 0) & ((weights < low) | (weights > dual)))
@@ -454,6 +474,28 @@ class Anatomy:
         return self.level == "completion" or any(any(c.earlier) for c in self.credits)
 
     @property
+    def baseline_drifts(self) -> bool:
+        """Whether a baseline has no ratio of the token whose score it is subtracted from, so that it acts if stale."""
+        s = self.samples
+        is_bare = s.on_baseline == "credit" or (s.on_baseline == "difference" and s.per_decision)
+        return self.baseline.name != "none" and (is_bare or s.ratio not in ("token", "prefix", "sequence"))
+
+    @property
+    def is_sum_of_all(self) -> bool:
+        """Whether the coefficient of every token is the sum of the completion's log π/ref, times one number."""
+        if len(self.credits) != 1 or self.has_edges or any(self.exact) or self.full is not None:
+            return False
+        (part,) = self.credits
+        if part.curve is None or part.curve.has_edges or part.divided or part.later != part.earlier:
+            return False
+        (weight, *others) = (w * part.curve.shares.get("reverse-kl", 0.0) for w in part.later)
+        return (
+            set(part.curve.shares) == {"reverse-kl"}
+            and not set(others) - {weight}
+            and self.own_shares == {"reverse-kl": weight}
+        )
+
+    @property
     def looks_at_length(self) -> bool:
         """Whether what has mean zero on fresh samples, a constant or another token's credit, has one here.
 
@@ -513,7 +555,7 @@ class Anatomy:
                 "ratio": self.samples.ratio,
                 "per_decision": self.samples.per_decision,
                 "frozen_log_ratio": self.samples.frozen,
-                "bound": None if bound is None else {"kind": bound.kind, "low": bound.low, "high": bound.high},
+                "bound": None if bound is None else bound.to_dict(),
             },
             "unit": self.unit.name,
             "mean_over_rows": self.unit.rows,

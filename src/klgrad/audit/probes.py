@@ -310,6 +310,10 @@ class Curve:
         """Whether it is constant beyond some log-ratio."""
         return self.low is not None or self.high is not None
 
+    def without_edges(self) -> "Curve":
+        """The known functions alone, also where the curve is constant; the curve itself if there are none."""
+        return replace(self, low=None, high=None) if self.shares else self
+
     @property
     def excess(self) -> dict[str, float] | None:
         """Weight of each known function that f(u)/u is the sum of, where the curve is f'; None if it is none."""

@@ -230,18 +230,29 @@ def _at_level(a: Anatomy) -> Verdict:
     return signed(cast(TargetName, f"{name}-{'sequence' if horizon.kind == 'all' else 'token'}"), climbs=weight < 0)
 
 
-WITHOUT_RATIO: dict[Verdict, TargetName] = {
-    "reverse-kl-token": "squared-token",
-    "forward-kl-token": "k3-token",
-    "reverse-kl-sequence": "squared-sequence",
-}
-"""By verdict on fresh samples, the mean under the sampler that the same coefficients descend on stale ones."""
-
 SAMPLER_PREFIXES: dict[Verdict, TargetName] = {
     "reverse-kl-token": "reverse-kl-token-sampler",
     "forward-kl-token": "forward-kl-token-sampler",
 }
-"""The same for the ratio of the token itself, and for the exact KL without a ratio."""
+"""By verdict on fresh samples, what the token ratio descends on stale ones, and the exact KL without a ratio."""
+
+
+def _without_ratio(a: Anatomy, fresh: Verdict) -> TargetName | None:
+    """The mean under the sampler that the coefficients of a verdict on fresh samples descend on stale ones."""
+    is_exact = any(a.exact) or a.full is not None
+    if a.is_sum_of_all:
+        return "squared-sequence"
+    if a.credits or a.baseline.name != "none" or (is_exact and not a.own.is_zero):
+        return None
+    if is_exact:
+        return SAMPLER_PREFIXES.get(fresh)
+    by_mean: dict[Verdict, TargetName] = {"reverse-kl-token": "squared-token", "forward-kl-token": "k3-token"}
+    return by_mean.get(fresh)
+
+
+def _drifts(a: Anatomy) -> bool:
+    """Whether a ratio leaves a baseline, or the credit of earlier tokens, without the ratio of the token itself."""
+    return a.baseline_drifts or (a.has_past and a.level == "token" and a.samples.per_decision)
 
 
 def stale_name(a: Anatomy) -> Verdict:
@@ -261,24 +272,20 @@ def stale_name(a: Anatomy) -> Verdict:
     plain = cast(Verdict, fresh.removeprefix("climbs "))
     if a.samples.frozen:  # KL(π‖ref) minus KL(π‖μ)
         return "sum-of-targets" if ratio in ("prefix", "sequence") and plain == "reverse-kl-sequence" else "unknown"
-    if ratio in ("prefix", "sequence"):
-        return fresh
-    if ratio == "token":
+    named: Verdict | None = None
+    if ratio == "none":
+        named = _without_ratio(a, plain)
+        if named == "squared-sequence" and a.baseline.name != "none":
+            return "sum-of-targets"  # its mean under the sampler, and the drift that the baseline makes
+    elif ratio == "token" and not _drifts(a):
         named = SAMPLER_PREFIXES.get(plain)
-    elif (
-        ratio == "none"
-        and plain == "reverse-kl-sequence"
-        and a.has_past
-        and a.horizon.estimate == "k1"
-        and a.baseline.name != "none"
-    ):
-        return "sum-of-targets"  # its mean under the sampler, and the drift that the baseline makes
-    elif ratio == "none" and a.baseline.name == "none":
-        named = (SAMPLER_PREFIXES if a.own.is_zero and not a.credits else WITHOUT_RATIO).get(plain)
-    else:
-        named = None
-    if named is None:
+    elif ratio == "sequence" or (ratio == "prefix" and a.level == "token"):
+        sees_later = a.horizon.kind == "none" or ratio == "sequence" or a.samples.per_decision
+        named = plain if sees_later and not _drifts(a) else None
+    if named is None or named == "unknown":
         return "unknown"
-    if a.constant and not (ratio == "token" and a.samples.constant):
+    if a.constant and (ratio == "none" or not a.samples.constant):
         return "sum-of-targets"
-    return signed(named, climbs=fresh != plain)
+    if named == "sum-of-targets":
+        return named
+    return signed(cast(TargetName, named), climbs=fresh != plain)

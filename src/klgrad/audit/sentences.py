@@ -138,7 +138,7 @@ def _stale(a: Anatomy) -> str:
     drifts = []
     if a.constant and not (carried and s.constant):
         drifts.append(_climb(a.constant) if not a.looks_at_length else "its constant adds a drift")
-    if a.baseline.name != "none" and (not carried or s.on_baseline == "credit"):
+    if a.baseline_drifts:
         drifts.append("its baseline adds a drift")
     if a.has_past and (s.per_decision or not carried) and not text.startswith(("the mean", "climbs the mean")):
         drifts.append("the credit of earlier tokens adds a drift")
@@ -176,10 +176,7 @@ def _uncorrected(a: Anatomy) -> str:
     if a.level == "completion":
         return f"{descends} of {_mean_of(name, is_bounded, 'L')} under the sampler, L = log π/ref of the completion"
     if any(c.later or c.earlier for c in a.credits):
-        part = a.credits[0]
-        weights = {w * (part.curve.shares.get("reverse-kl", 0.0) if part.curve else 0.0) for w in part.later}
-        alike = len(a.credits) == 1 and part.later == part.earlier and weights == {own.get("reverse-kl")}
-        if alike and not is_bounded and not is_exact and not part.divided and part.curve and not part.curve.has_edges:
+        if a.is_sum_of_all:
             return f"{descends} of L²/2 under the sampler, L = log π/ref of the completion"
         if a.horizon.kind != "none":
             return "no objective: later tokens are those of the sampler"
@@ -373,6 +370,8 @@ def _bound(bound: Bound | None) -> str:
     if bound.kind == "mask":
         ends = [f"{side} {x:.4g}" for side, x in (("below", bound.low), ("above", bound.high)) if x is not None]
         return f"masked {' and '.join(ends)}"
+    if bound.kind == "value":
+        return f"0 where r x {bound.estimate} > {bound.high:.4g}"
     ends = [f"{x:.4g}" for x in (bound.low, bound.high) if x is not None]
     dual = "" if bound.dual is None else f", with a dual clip at {bound.dual:.4g}"
     return f"{word} at {' and '.join(ends)}{dual}"
@@ -419,6 +418,10 @@ SYMBOLS = {"token": "r_t", "prefix": "w_t", "before": "w_(t-1)", "sequence": "w_
 
 def formula(a: Anatomy) -> str:
     """The coefficient of token t's score, with l_t = log π/ref."""
+    bound = a.samples.bound
+    if bound is not None and bound.kind == "value":
+        ratio = SYMBOLS[a.samples.ratio]
+        return f"{formula(a.without_value_bound())} where {ratio} {bound.estimate}(l_t) <= {bound.high:.4g}, else 0"
     terms = []
     argument = "L" if a.level == "completion" else "l_t"
     if (a.has_edges or not a.own.shares) and not a.own.is_zero:
@@ -543,7 +546,7 @@ def proof(a: Anatomy) -> str:
 
 # Expectations of parts.
 
-PARTS = ("divergence", "horizon", "samples", "unit", "baseline", "scale")
+PARTS: tuple[str, ...] = ("divergence", "horizon", "samples", "unit", "baseline", "scale")
 
 
 def parse_parts(text: str) -> dict[str, str]:

@@ -11,15 +11,16 @@ from ..errors import MissingExtraError
 EXAMPLES = {
     "audit": '["losses.py:kl_penalty", "--expect", "reverse-kl-token"]',
     "advise": '["--config", "train.yaml"]',
-    "convert": '["--help"]',
-    "diagnose": '["--help"]',
+    "convert": '["trl grpo beta=0.04 loss_type=dapo", "k2-loss-token-mean"]',
+    "diagnose": '["runs/mine/trainer_state.json", "--config", "train.yaml"]',
 }
-"""The commands that are offered as tools, each with an example; those that this version does not have are left out."""
+"""The commands that are offered as tools, each with an example."""
 
 INSTRUCTIONS = """\
 klgrad says which divergence the KL term of an RL loss for language models descends. Call `audit` on the loss function \
-under discussion before judging it, and `advise` on the configuration of a run. A file that is audited is imported and \
-run: audit only code that the user trusts.
+under discussion before judging it, and `advise` on the configuration of a run. `diagnose` reads the scalars of a run, \
+and `convert` takes β from one loss to another. A file that is audited is imported and run: audit only code that the \
+user trusts.
 """
 
 DIFFERS = 1

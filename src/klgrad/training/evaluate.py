@@ -160,8 +160,8 @@ class TeacherComparison:
     def __call__(self, evaluator: Evaluator, trainer: KLTrainer) -> Json:
         """Rewards of the student and of each teacher, sampled and greedy.
 
-        With one teacher also KL(teacher‖student), on the teacher's completions; with an exact term the overlap of the two
-        models' likeliest entries, on the student's.
+        With one teacher also KL(teacher‖student), on the teacher's completions; and with an exact term the overlap of
+        the two models' likeliest entries, on the student's.
         """
         models = itertools.chain([trainer.model_wrapped], trainer.scorer.each_reference())
         results: Json = {"rewards": {}}

@@ -13,7 +13,7 @@ from ..integrations import Objective, bound_of, check_own, words, written
 from ..support import Json
 from ..zoo import Cell
 from . import config_checks as checks
-from .config_checks import TERM_FIELDS, changed, changed_among, warn_of
+from .config_checks import TERM_FIELDS, changed_among, warn_of
 
 # From the fields of a `KLConfig` to the objective: a `KLTerm` or a loss of the zoo, and where it is placed.
 
@@ -89,22 +89,14 @@ class TRLObjective(Objective):
 
 def objective_of(config: "KLConfig") -> TRLObjective:
     """Check the fields of a `KLConfig` together, and build its objective."""
-    if config.beta != 0.0:
-        raise MeaningError(
-            "`beta` = 0, TRL's own KL off", f"beta={config.beta}", "use `kl_coef` instead; two KL terms would add up"
-        )
-    checks.reference(config)
-    checks.teachers(config)
-    checks.truncation(config)
+    checks.check(config)
     settings = {f.name: getattr(config, f"kl_{f.name}") for f in fields(TRLObjective)}
     settings["ratio_bound"] = written(bound_of(config.kl_ratio_bound))  # `truncate:2` is `truncate:2.0`
     if config.kl_cell is not None:
         return TRLObjective(**{**settings, "cell": checks.cell_of(config)})
     objective = TRLObjective(**settings)
     objective = replace(objective, discount=objective.declared_term.discount)  # at token level it is 0
-    checks.placement(config, objective.declared_term)
-    checks.top_k(config)
-    checks.prefix_weight(config, objective.declared_term)
+    checks.check_term(config, objective.declared_term)
     return objective
 
 
@@ -235,7 +227,13 @@ class KLConfig(GRPOConfig):
         default=0,
         metadata={
             "help": "Train on completions that are this many updates old, as asynchronous training does. The first "
-            "ones are repeated until some are that old."
+            "updates train on different batches of the policy that the run starts from."
+        },
+    )
+    rollout_lag_repeats: bool = field(
+        default=False,
+        metadata={
+            "help": "Repeat the first batch until others are `rollout_lag` updates old, in place of different batches."
         },
     )
     rollout_lag_uncorrected: bool = field(
@@ -271,7 +269,7 @@ class KLConfig(GRPOConfig):
     def declare(self, stacklevel: int) -> None:
         """Build the objective from the fields, and warn of settings that change its meaning."""
         self.objective: TRLObjective = objective_of(self)
-        checks.staleness(self)
+        checks.check_staleness(self)
         warn_of(self, stacklevel)
 
     def to_dict(self) -> Json:
@@ -289,18 +287,6 @@ class KLConfig(GRPOConfig):
 
 
 # The arguments of a `KLTrainer` that declare its KL: a `KLConfig`, or a `KLConfig` and a `KLTerm`.
-
-DERIVED = (
-    "steps_per_generation",
-    "generation_batch_size",
-    "eval_steps",
-    "report_to",
-    "accelerator_config",
-    "debug",
-    "pad_to_multiple_of",
-    "dataloader_pin_memory",
-)
-"""Fields that TRL and transformers fill in themselves."""
 
 
 def declared(args: Any, kl: KLTerm | None) -> KLConfig:
@@ -321,25 +307,13 @@ def declared(args: Any, kl: KLTerm | None) -> KLConfig:
 
 
 def _check_class(args: object) -> None:
-    """Refuse anything but a `KLConfig`; for another configuration of TRL's, show what to write instead."""
+    """Refuse anything but a `KLConfig`; for TRL's configuration, say what its β is there."""
     if isinstance(args, KLConfig):
         return
-    name, known = type(args).__name__, KLConfig.__dataclass_fields__
-    settings = (
-        changed(args) if hasattr(type(args), "__dataclass_fields__") else dict(args) if isinstance(args, dict) else {}
-    )
-    beta = settings.pop("beta", None)
-    accepted = {k: v for k, v in settings.items() if k in known and k not in DERIVED}
-    same = {"kl_coef": beta, "kl_level": "token"} if beta else {}
-    written = [f"{k}={_written(v)}" for k, v in same.items()]
-    written += [f"{k}={_written(v)}" for k, v in accepted.items()]
-    remedy = f"write KLConfig({', '.join(written)}), from klgrad.trl: it declares which KL is meant"
-    if beta:
-        remedy += (
-            "; `kl_coef` is TRL's `beta`, whose KL is token by token; kl_level='sequence', the default, is the KL "
-        )
-        remedy += "between completions"
-    raise MeaningError("a KLConfig", f"a {name}", remedy)
+    remedy = "write KLConfig(...), from klgrad.trl, with the same fields: it declares which KL is meant"
+    if beta := getattr(args, "beta", None):
+        remedy += f"; for the KL of beta={beta}, token by token, write kl_coef={beta}, kl_level='token'"
+    raise MeaningError("a KLConfig", f"a {type(args).__name__}", remedy)
 
 
 def _check_term(kl: object, args: KLConfig) -> None:
@@ -363,7 +337,3 @@ def _check_term(kl: object, args: KLConfig) -> None:
             f"kl={kl.name} and {fields}",
             f"drop `kl`, or leave out {', '.join(f'`{name}`' for name in other)}",
         )
-
-
-def _written(value: object) -> str:
-    return repr(getattr(value, "value", value))

@@ -1,17 +1,25 @@
-"""The KL that a verl run declares: its settings, their checks, and notes on what they mean."""
+"""The KL that a verl run declares: its settings, their checks, notes on what they mean, and how they reach workers."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+import json
+import socket
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
 from typing import Any, ClassVar
 
+from .. import __version__
 from ..core.term import KLTerm
-from ..errors import MeaningError, UnknownNameError
-from ..integrations import Facts, Objective, words
+from ..errors import ActivationError, MeaningError, UnknownNameError
+from ..integrations import AdaptiveCoefficient, Facts, Objective, refuse_if, words
+from ..support import Json
 
 # The settings under `klgrad` in verl's configuration: those of every objective, and those that only verl has.
 
 NODE = "klgrad"
-"""The name of the node in verl's configuration."""
+"""The name of the node in verl's configuration, and of the one inside `actor_rollout_ref`, all that its workers get."""
+
+PREFIX = "klgrad_"
+"""Before the name of the mode of verl's that a trainer of klgrad's is based on."""
 
 Config = Any
 """verl's configuration, or a node of it: of OmegaConf, or nested mappings."""
@@ -113,121 +121,111 @@ PLAIN_LOSSES = ("vanilla", "gpg")
 
 def check(config: Config, objective: VerlObjective) -> None:
     """Raise `MeaningError` for the first setting that contradicts the declaration."""
-    _own_kl(config)
-    _distillation(config, objective)
-    _term(config, objective)
-    _mask(config)
-    _sampler(config, objective)
-    if objective.in_advantage:
-        _advantage(config, objective)
-
-
-def _own_kl(config: Config) -> None:
-    on = [
-        name
-        for name, value in (
-            ("actor_rollout_ref.actor.use_kl_loss", config["actor_rollout_ref"]["actor"]["use_kl_loss"]),
-            ("algorithm.use_kl_in_reward", config["algorithm"]["use_kl_in_reward"]),
-        )
-        if value
-    ]
-    if on:
-        raise MeaningError(
-            f"one KL: that of `{NODE}`, or verl's own",
-            f"`{NODE}` and {' and '.join(f'{name}=True' for name in on)}",
-            f"set {' and '.join(f'{name}=False' for name in on)}; klgrad makes verl load the reference without them",
-        )
-
-
-def _distillation(config: Config, objective: VerlObjective) -> None:
-    enabled = bool((config.get("distillation") or {}).get("enabled", False))
-    if objective.reference == "ref" and enabled:
-        raise MeaningError(
+    actor, rollout = config["actor_rollout_ref"]["actor"], config["actor_rollout_ref"]["rollout"]
+    own = {
+        "actor_rollout_ref.actor.use_kl_loss": actor["use_kl_loss"],
+        "algorithm.use_kl_in_reward": config["algorithm"]["use_kl_in_reward"],
+    }
+    off = " and ".join(f"{name}=False" for name in own if own[name])
+    refuse_if(
+        off,
+        f"one KL: that of `{NODE}`, or verl's own",
+        f"`{NODE}` and {off.replace('False', 'True')}",
+        f"set {off}; klgrad makes verl load the reference without them",
+    )
+    if objective.from_teacher:
+        _check_teacher(config, objective)
+    else:
+        refuse_if(
+            (config.get("distillation") or {}).get("enabled", False),
             f"one KL: that of `{NODE}`, or that of verl's distillation",
             f"`{NODE}` and distillation.enabled=True",
             f"set {NODE}.reference=teacher for the declared KL to the teacher, or distillation.enabled=False",
         )
-    if objective.reference == "ref":
-        return
-    if not enabled:
-        raise MeaningError(
-            f"distillation.enabled=True with {NODE}.reference=teacher",
-            "distillation.enabled=False",
-            "declare the teacher under distillation.teacher_models, as verl documents",
+        refuse_if(
+            objective.over_entries,
+            "a sampled estimator: k1, k1_k3, k3 for the forward KL, or sampled for other divergences",
+            "estimator=exact",
+            "write estimator=k1: verl's reference returns the log-prob of the sampled token, not of the vocabulary",
         )
-    if objective.placement != "loss":
-        raise MeaningError(
-            f"{NODE}.placement=loss with {NODE}.reference=teacher",
-            objective.placement,
-            "write placement=loss: only workers have the teacher's log-probs",
-        )
-    if objective.target is not None:
-        raise MeaningError(
-            f"a constant β with {NODE}.reference=teacher",
-            f"target={objective.target:g}",
-            "drop `target`: the driver does not see the KL to the teacher",
-        )
-    _teacher_returns(config, objective)
+    leaves_one_out = objective.baseline == "leave_one_out"
+    refuse_if(
+        leaves_one_out and objective.placement == "loss",
+        "no baseline with placement=loss",
+        "baseline=leave_one_out",
+        "write placement=advantage, where the whole group is known; verl's micro-batches divide groups",
+    )
+    refuse_if(
+        leaves_one_out and rollout["n"] < 2,
+        "actor_rollout_ref.rollout.n of 2 or more with baseline=leave_one_out",
+        f"{rollout['n']}",
+        "raise rollout.n, or write baseline=none",
+    )
+    rejected = _correction(config).get("rollout_rs")
+    refuse_if(
+        rejected,
+        "the KL of all tokens",
+        f"algorithm.rollout_correction.rollout_rs={rejected}",
+        "set it to null: rejected tokens would lose their KL, and the others their future",
+    )
+    refuse_if(
+        objective.ratio != "none" and objective.sampler == "rollout" and not rollout["calculate_log_probs"],
+        "the rollout engine's log-probs for `ratio` with sampler=rollout",
+        "actor_rollout_ref.rollout.calculate_log_probs=False",
+        "set it to True, or write sampler=old",
+    )
+    if objective.in_advantage:
+        _check_advantage(config, objective)
 
 
 TOP_K = "forward_kl_topk"
 """The `loss_mode` with which the teacher returns its likeliest entries, and workers show their logits to the loss."""
 
 
-def _teacher_returns(config: Config, objective: VerlObjective) -> None:
+def _check_teacher(config: Config, objective: VerlObjective) -> None:
+    refuse_if(
+        not (config.get("distillation") or {}).get("enabled", False),
+        f"distillation.enabled=True with {NODE}.reference=teacher",
+        "distillation.enabled=False",
+        "declare the teacher under distillation.teacher_models, as verl documents",
+    )
+    refuse_if(
+        objective.placement != "loss",
+        f"{NODE}.placement=loss with {NODE}.reference=teacher",
+        objective.placement,
+        "write placement=loss: only workers have the teacher's log-probs",
+    )
+    refuse_if(
+        objective.target is not None,
+        f"a constant β with {NODE}.reference=teacher",
+        f"target={objective.target}",
+        "drop `target`: the driver does not see the KL to the teacher",
+    )
     mode = config["distillation"]["distillation_loss"]["loss_mode"]
-    if objective.over_entries == (mode == TOP_K):
-        return
     name, why = "distillation.distillation_loss.loss_mode", "klgrad replaces the loss; the mode says what it can read"
-    if objective.over_entries:
-        raise MeaningError(f"the teacher's top k with estimator=exact: {name}={TOP_K}", str(mode), why)
-    raise MeaningError(
+    refuse_if(
+        mode == TOP_K and not objective.over_entries,
         f"a teacher that scores the sampled token with {NODE}.reference=teacher",
         f"{name}={TOP_K}",
         f"write loss_mode=k1, or {NODE}.estimator=exact with {NODE}.level=token; {why}",
     )
-
-
-def _entries(config: Config, objective: VerlObjective) -> None:
-    if not objective.from_teacher:
-        raise MeaningError(
-            "a sampled estimator: k1, k1_k3, k3 for the forward KL, or sampled for other divergences",
-            "estimator=exact",
-            "write estimator=k1: verl's reference returns the log-prob of the sampled token, not of the vocabulary",
-        )
-    if objective.level != "token" or objective.ratio != "none":
-        raise MeaningError(
-            f"{NODE}.level=token and ratio=none with estimator=exact",
-            f"level={objective.level}, ratio={objective.ratio}",
-            "write these: the teacher's top k say nothing of the sampled token, on which a future or a ratio would be",
-        )
-    actor = config["actor_rollout_ref"]["actor"]
-    if not str(actor.get("strategy", "fsdp")).startswith("fsdp") or actor.get("ulysses_sequence_parallel_size", 1) > 1:
-        raise MeaningError(
-            "FSDP without sequence parallelism with estimator=exact",
-            f"strategy={actor.get('strategy')}, "
-            f"ulysses_sequence_parallel_size={actor.get('ulysses_sequence_parallel_size', 1)}",
-            "write estimator=k1: there each worker has a part of the logits",
-        )
-
-
-def _term(config: Config, objective: VerlObjective) -> None:
-    if objective.over_entries:
-        _entries(config, objective)
-    if objective.baseline != "leave_one_out":
+    if not objective.over_entries:
         return
-    if objective.placement == "loss":
-        raise MeaningError(
-            "no baseline with placement=loss",
-            "baseline=leave_one_out",
-            "write placement=advantage, where the whole group is known; verl's micro-batches divide groups",
-        )
-    if config["actor_rollout_ref"]["rollout"]["n"] < 2:
-        raise MeaningError(
-            "actor_rollout_ref.rollout.n of 2 or more with baseline=leave_one_out",
-            f"{config['actor_rollout_ref']['rollout']['n']}",
-            "raise rollout.n, or write baseline=none",
-        )
+    refuse_if(mode != TOP_K, f"the teacher's top k with estimator=exact: {name}={TOP_K}", str(mode), why)
+    refuse_if(
+        objective.level != "token" or objective.ratio != "none",
+        f"{NODE}.level=token and ratio=none with estimator=exact",
+        f"level={objective.level}, ratio={objective.ratio}",
+        "write these: the teacher's top k say nothing of the sampled token, on which a future or a ratio would be",
+    )
+    actor = config["actor_rollout_ref"]["actor"]
+    strategy, parallel = actor.get("strategy", "fsdp"), actor.get("ulysses_sequence_parallel_size", 1)
+    refuse_if(
+        not str(strategy).startswith("fsdp") or parallel > 1,
+        "FSDP without sequence parallelism with estimator=exact",
+        f"strategy={strategy}, ulysses_sequence_parallel_size={parallel}",
+        "write estimator=k1: there each worker has a part of the logits",
+    )
 
 
 def _correction(config: Config) -> Config:
@@ -239,64 +237,41 @@ def skips_scoring(config: Config) -> bool:
     return bool(_correction(config).get("bypass_mode"))
 
 
-def _mask(config: Config) -> None:
-    if _correction(config).get("rollout_rs"):
-        raise MeaningError(
-            "the KL of all tokens",
-            f"algorithm.rollout_correction.rollout_rs={_correction(config)['rollout_rs']}",
-            "set it to null: rejected tokens would lose their KL, and the others their future",
-        )
-
-
-def _sampler(config: Config, objective: VerlObjective) -> None:
-    if objective.ratio == "none" or objective.sampler != "rollout":
-        return
-    if not config["actor_rollout_ref"]["rollout"]["calculate_log_probs"]:
-        raise MeaningError(
-            "the rollout engine's log-probs for `ratio` with sampler=rollout",
-            "actor_rollout_ref.rollout.calculate_log_probs=False",
-            "set it to True, or write sampler=old",
-        )
-
-
-def _advantage(config: Config, objective: VerlObjective) -> None:
-    actor = config["actor_rollout_ref"]["actor"]
-    mode = (actor.get("policy_loss") or {}).get("loss_mode", "vanilla")
-    if mode not in PLAIN_LOSSES:
-        raise MeaningError(
-            f"actor.policy_loss.loss_mode in {PLAIN_LOSSES} with placement=advantage",
-            str(mode),
-            "write placement=loss: this mode weights or selects tokens by their advantages or by whole completions",
-        )
-    if objective.ratio != "none" and objective.sampler == "old":
-        raise MeaningError(
-            "sampler=rollout for `ratio` with placement=advantage",
-            "sampler=old",
-            "write ratio=none: advantages are computed at the old policy, whose ratio to itself is 1",
-        )
-    if skips_scoring(config):
-        raise MeaningError(
-            "log-probs of the trainer with placement=advantage",
-            "algorithm.rollout_correction.bypass_mode=True",
-            "write placement=loss: with this mode the driver has only those of the rollout engine",
-        )
-    if weighted := _correction(config).get("rollout_is"):
-        raise MeaningError(
-            "no rollout_is with placement=advantage",
-            f"algorithm.rollout_correction.rollout_is={weighted}",
-            f"write placement=loss with {NODE}.ratio: verl multiplies advantages, and the KL in them, by its own ratio",
-        )
+def _check_advantage(config: Config, objective: VerlObjective) -> None:
+    mode = (config["actor_rollout_ref"]["actor"].get("policy_loss") or {}).get("loss_mode", "vanilla")
+    refuse_if(
+        mode not in PLAIN_LOSSES,
+        f"actor.policy_loss.loss_mode in {PLAIN_LOSSES} with placement=advantage",
+        str(mode),
+        "write placement=loss: this mode weights or selects tokens by their advantages or by whole completions",
+    )
+    refuse_if(
+        objective.ratio != "none" and objective.sampler == "old",
+        "sampler=rollout for `ratio` with placement=advantage",
+        "sampler=old",
+        "write ratio=none: advantages are computed at the old policy, whose ratio to itself is 1",
+    )
+    refuse_if(
+        skips_scoring(config),
+        "log-probs of the trainer with placement=advantage",
+        "algorithm.rollout_correction.bypass_mode=True",
+        "write placement=loss: with this mode the driver has only those of the rollout engine",
+    )
+    weighted = _correction(config).get("rollout_is")
+    refuse_if(
+        weighted,
+        "no rollout_is with placement=advantage",
+        f"algorithm.rollout_correction.rollout_is={weighted}",
+        f"write placement=loss with {NODE}.ratio: verl multiplies advantages, and the KL in them, by its own ratio",
+    )
 
 
 # Settings of verl that change the meaning of the declared KL without being an error: one sentence each.
 
-Note = Callable[[Config, VerlObjective], str | None]
-
 
 def notes(config: Config, objective: VerlObjective) -> list[str]:
     """The sentences that apply to a configuration; they are logged when a run starts."""
-    own = (note(config, objective) for note in NOTES)
-    return [*objective.notes(facts_of(config, objective)), *(sentence for sentence in own if sentence is not None)]
+    return [*objective.notes(facts_of(config, objective)), *_notes_on_verl(config, objective)]
 
 
 def facts_of(config: Config, objective: VerlObjective) -> Facts:
@@ -329,33 +304,93 @@ def _stale(config: Config) -> str | None:
     return f"{updates} updates on each batch" if updates > 1 else None
 
 
-def _old_advantages(config: Config, objective: VerlObjective) -> str | None:
-    why = _stale(config)
-    if why is None or not objective.in_advantage:
-        return None
-    return (
-        f"{why}: the KL in the advantages is that of the policy before the update, and later updates descend PPO's "
-        "clipped surrogate of it; placement=loss with ratio=prefix evaluates it at every update"
-    )
+def _notes_on_verl(config: Config, objective: VerlObjective) -> Iterator[str]:
+    """Notes on settings that TRL does not have."""
+    why, temperature = _stale(config), config["actor_rollout_ref"]["rollout"]["temperature"]
+    if why is not None and objective.in_advantage:
+        yield (
+            f"{why}: the KL in the advantages is that of the policy before the update, and later updates descend PPO's "
+            "clipped surrogate of it; placement=loss with ratio=prefix evaluates it at every update"
+        )
+    if objective.from_teacher and temperature != 1:
+        yield (
+            f"rollout.temperature={temperature:g}: verl scores the student at this temperature and the teacher at 1, "
+            "so that the KL is between these two; set rollout.temperature=1 for the KL of the models as they are"
+        )
+    if skips_scoring(config) and not objective.from_teacher:
+        yield (
+            "rollout_correction.bypass_mode=True: the driver has only the log-probs of the rollout engine, so that the "
+            "KL that it logs, and by which it adapts β, is that of the engine's policy; the mismatch is not measured"
+        )
 
 
-def _temperature_of_the_teacher(config: Config, objective: VerlObjective) -> str | None:
-    temperature = config["actor_rollout_ref"]["rollout"]["temperature"]
-    if not objective.from_teacher or temperature == 1:
-        return None
-    return (
-        f"rollout.temperature={temperature:g}: verl scores the student at this temperature and the teacher at 1, so "
-        "that the KL is between these two; set rollout.temperature=1 for the KL of the models as they are"
-    )
+# verl's own trainers, registered or not, would ignore the settings under `klgrad`, and train without the declared KL.
 
 
-def _bypass(config: Config, objective: VerlObjective) -> str | None:
-    if objective.from_teacher or not skips_scoring(config):
-        return None
-    return (
-        "rollout_correction.bypass_mode=True: the driver has only the log-probs of the rollout engine, so that the KL "
-        "that it logs, and by which it adapts β, is that of the engine's policy; the mismatch is not measured"
-    )
+class CheckedConfig:
+    """The attribute `config` of a trainer: it refuses a configuration that declares a KL.
+
+    A wrapper of `__init__` is not enough: verl's fully asynchronous trainers do not call that of their base.
+    """
+
+    def __get__(self, trainer: object, owner: type) -> object:
+        if trainer is None:
+            return self
+        if "config" not in vars(trainer):
+            raise AttributeError("config")
+        return vars(trainer)["config"]
+
+    def __set__(self, trainer: object, config: Config) -> None:
+        if config.get(NODE) is not None:
+            modes = f"{PREFIX}sync, {PREFIX}colocate_async or {PREFIX}separate_async"
+            raise MeaningError(
+                f"trainer.use_v1=True and trainer.v1.trainer_mode={modes} with settings under `{NODE}`",
+                f"{type(trainer).__name__}, which trains without them",
+                "run verl.trainer.main_ppo with one of these modes, or remove the settings",
+            )
+        vars(trainer)["config"] = config
 
 
-NOTES: tuple[Note, ...] = (_old_advantages, _temperature_of_the_teacher, _bypass)
+# What the driver sends to the workers.
+
+
+def to_worker_node(declaration: VerlObjective) -> Json:
+    settings = asdict(declaration)
+    return {"version": __version__, "task_rewards": settings.pop("task_rewards"), "settings": settings}
+
+
+def from_worker_node(node: Config) -> VerlObjective:
+    """The inverse of `to_worker_node`, in a worker, which must have the driver's version of klgrad."""
+    if node["version"] != __version__:
+        raise ActivationError(
+            f"klgrad {node['version']}, the driver's version, on every node",
+            f"{__version__} on {socket.gethostname()}",
+            "install the driver's version there",
+        )
+    return replace(term_of(node["settings"]), task_rewards=bool(node["task_rewards"]))
+
+
+# β in verl's checkpoints: a file in the folder of each step.
+
+STATE_FILE = "klgrad.json"
+
+
+def step_folder(config: Config, step: int) -> Path:
+    """The folder of a step's checkpoint, as verl names it."""
+    trainer = config["trainer"]
+    if trainer["resume_mode"] == "resume_path":
+        return Path(trainer["resume_from_path"])
+    return Path(trainer["default_local_dir"]) / f"global_step_{step}"
+
+
+def save_beta(beta: AdaptiveCoefficient, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / STATE_FILE).write_text(json.dumps(beta.state_dict()))
+
+
+def load_beta(beta: AdaptiveCoefficient, folder: Path) -> bool:
+    """Continue with the β of a checkpoint; False if it has none, as that of a run without klgrad."""
+    if not (folder / STATE_FILE).is_file():
+        return False
+    beta.load_state_dict(json.loads((folder / STATE_FILE).read_text()))
+    return True

@@ -41,51 +41,31 @@ class AfterImport(importlib.abc.MetaPathFinder):
         finally:
             self._is_asking = False
         if spec is not None and spec.loader is not None:
-            spec.loader = LoaderWithSequel(spec.loader, self._is_imported)
+            run = spec.loader.exec_module
+
+            def run_and_call(module: ModuleType) -> None:
+                run(module)
+                # Only now is it done: a module may be looked for without being imported, or its import may fail.
+                sys.meta_path.remove(self)
+                self.then()
+
+            setattr(spec.loader, "exec_module", run_and_call)  # noqa: B010 (a method)
         return spec
-
-    def _is_imported(self) -> None:
-        """Only now is it done: a module may be looked for without being imported, or its import may fail."""
-        if self in sys.meta_path:
-            sys.meta_path.remove(self)
-        self.then()
-
-
-class LoaderWithSequel(importlib.abc.Loader):
-    """A loader that calls a function after it has run a module; everything else is the other loader's."""
-
-    def __init__(self, loader: importlib.abc.Loader, then: Callable[[], None]) -> None:
-        self._loader, self._then = loader, then
-
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
-        return self._loader.create_module(spec)
-
-    def exec_module(self, module: ModuleType) -> None:
-        self._loader.exec_module(module)
-        self._then()
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._loader, name)
 
 
 def register() -> None:
-    """Register klgrad's trainers. A failure must not stop runs without klgrad, and stops those with it."""
+    """Register klgrad's trainers. A failure must not stop runs without klgrad; verl refuses those with it."""
     try:
         importlib.import_module("klgrad.verl.trainers")
     except Exception as error:
-        importlib.import_module("klgrad.verl.guards").register(error)
+        text = f"klgrad's trainers are not registered, because they do not import: {type(error).__name__}: {error}"
+        warnings.warn(text, stacklevel=2)
 
 
 def guard() -> None:
-    """Make verl's older trainers refuse settings that they would ignore. A failure must not stop other runs."""
-    try:
-        importlib.import_module("klgrad.verl.guards").guard_older_trainers(sys.modules[OLDER_TRAINERS])
-    except Exception as error:
-        warnings.warn(
-            f"klgrad: verl's trainers of trainer.use_v1=False do not refuse settings under `klgrad`, and ignore them: "
-            f"{type(error).__name__}: {error}",
-            stacklevel=2,
-        )
+    """Make verl's older trainers refuse settings that they would ignore."""
+    trainer = sys.modules[OLDER_TRAINERS].RayPPOTrainer
+    trainer.config = importlib.import_module("klgrad.verl.declaration").CheckedConfig()
 
 
 AFTER = {TRAINERS: register, OLDER_TRAINERS: guard}
@@ -93,11 +73,10 @@ AFTER = {TRAINERS: register, OLDER_TRAINERS: guard}
 
 def install() -> None:
     """Prepare what is done after each import; do it now for a module that is imported already."""
-    waiting = {finder.module for finder in sys.meta_path if isinstance(finder, AfterImport)}
     for module, then in AFTER.items():
         if module in sys.modules:
             then()
-        elif module not in waiting:
+        else:
             sys.meta_path.insert(0, AfterImport(module, then))
 
 

@@ -1,11 +1,9 @@
 """verl's trainers with a declared KL: `klgrad_sync`, `klgrad_colocate_async` and `klgrad_separate_async`."""
 
 import logging
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,7 @@ from tensordict import TensorDict
 from verl.experimental.separation.engine_workers import DetachActorWorker
 from verl.single_controller.base.decorator import Dispatch, register
 from verl.trainer.ppo.utils import Role, need_critic
-from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY, PPOTrainer, register_trainer
+from verl.trainer.ppo.v1.trainer_base import PPOTrainer, register_trainer
 from verl.trainer.ppo.v1.trainer_colocate_async import PPOTrainerColocateAsync
 from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
@@ -25,20 +23,21 @@ from verl.workers.engine_workers import ActorRolloutRefWorker
 from verl.workers.utils.losses import ppo_loss
 from verl.workers.utils.padding import response_to_nested
 
-from ..errors import ActivationError, MeaningError
 from ..support import Json
-from . import handshake
-from .declaration import NODE, Config, notes, read_declaration, skips_scoring
-from .guards import PREFIX
-from .handshake import (
-    NODE_OF_WORKERS,
-    PLUGIN,
-    Status,
-    check_status,
-    expected_status,
+from .declaration import (
+    NODE,
+    PREFIX,
+    STATE_FILE,
+    CheckedConfig,
+    Config,
     from_worker_node,
+    load_beta,
+    notes,
+    read_declaration,
+    save_beta,
+    skips_scoring,
+    step_folder,
     to_worker_node,
-    worker_status,
 )
 from .loss import BETA, KLLoss, check_one_row_per_session, lowered_advantages, rollout_of_step, step_kl, step_metrics
 
@@ -51,7 +50,7 @@ from .loss import BETA, KLLoss, check_one_row_per_session, lowered_advantages, r
 
 
 class WithDeclaredKL:
-    """Wraps the loss that verl sets up, and reports what this process has."""
+    """Wraps the loss that verl sets up."""
 
     actor: Any
     config: Config
@@ -60,19 +59,14 @@ class WithDeclaredKL:
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def init_model(self) -> None:
-        """Verl's set-up; then the loss, and a refusal if klgrad is not active here."""
+        """Verl's set-up; then the loss."""
         super().init_model()  # pyright: ignore[reportAttributeAccessIssue]
         if "actor" not in self.role:
             return
-        declaration, wanted = from_worker_node(self.config[NODE_OF_WORKERS])
+        declaration = from_worker_node(self.config[NODE])
         config = self.loss_fn.keywords["config"]
         policy_loss = partial(ppo_loss, config=config) if declaration.from_teacher else self.loss_fn
         self.actor.set_loss_fn(KLLoss(policy_loss, declaration))
-        check_status(wanted, [self.klgrad_status()])
-
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def klgrad_status(self) -> Status:
-        return worker_status(None if self.actor is None else self.actor.loss_fn)  # None before `init_model`
 
 
 class KLActorWorker(WithDeclaredKL, ActorRolloutRefWorker):
@@ -81,9 +75,6 @@ class KLActorWorker(WithDeclaredKL, ActorRolloutRefWorker):
 
 class KLDetachActorWorker(WithDeclaredKL, DetachActorWorker):
     """For the trainer mode `separate_async`."""
-
-
-# pyright: reportMissingImports=false
 
 
 logger = logging.getLogger(__name__)
@@ -100,6 +91,7 @@ class DeclaredKL(PPOTrainer):
 
     base_mode: str
     worker: type
+    config: Config = None  # in front of the `CheckedConfig` of verl's own trainers
 
     def __init__(self, config: Config) -> None:
         self.declaration = read_declaration(config)
@@ -110,7 +102,7 @@ class DeclaredKL(PPOTrainer):
         with open_dict(config):
             # verl compares this name with those of its own modes, and looks up their settings by it.
             config.trainer.v1.trainer_mode = self.base_mode
-            config.actor_rollout_ref[NODE_OF_WORKERS] = to_worker_node(self.declaration)
+            config.actor_rollout_ref[NODE] = to_worker_node(self.declaration)
         super().__init__(config)
         if needs_reference:
             self.use_reference_policy = True
@@ -123,25 +115,10 @@ class DeclaredKL(PPOTrainer):
                 self.role_worker_mapping[role] = ray.remote(self.worker)
 
     def _setup(self) -> None:
-        try:
-            super()._setup()
-        except ray.exceptions.RayError as error:
-            if "No module named 'klgrad" not in str(error):  # or 'klgrad.verl', in an older klgrad
-                raise
-            raise ActivationError(
-                f"klgrad {version('klgrad')} on every node",
-                "a worker without it, or with an older one",
-                "install the driver's version of klgrad on the node that Ray names above",
-            ) from error
-        self.check_active()
+        super()._setup()
         logger.warning("klgrad is active in the driver and in every worker: %s", self.declaration)
         for sentence in notes(self.config, self.declaration):
             logger.warning("klgrad: %s", sentence)
-
-    def check_active(self) -> None:
-        """Raise `ActivationError` unless the declared KL is active here and in every actor worker."""
-        check_status({"plugin": True}, [{"where": "the driver", "plugin": PLUGIN in sys.modules}])
-        check_status(expected_status(self.declaration), self.actor_rollout_wg.klgrad_status())
 
     def _compute_advantage(self, batch: Any, metrics: Json) -> Any:
         batch = super()._compute_advantage(batch, metrics)
@@ -163,24 +140,21 @@ class DeclaredKL(PPOTrainer):
         return batch
 
     def _update_actor(self, batch: Any, metrics: Json) -> Any:
-        self.check_active()  # a worker may have been started again since the last step
         batch.extra_info[BETA] = self.beta.value
         batch = super()._update_actor(batch, metrics)
-        metrics["klgrad/active_workers"] = self.actor_rollout_wg.world_size
         self.beta.update(self._step_kl)
         return batch
 
     def _save_checkpoint(self) -> None:
         folder = Path(self.config.trainer.default_local_dir) / f"global_step_{self.global_steps}"
-        handshake.save_beta(self.beta, folder)  # first: verl calls a checkpoint complete at its end
+        save_beta(self.beta, folder)  # first: verl calls a checkpoint complete at its end
         super()._save_checkpoint()
 
     def _load_checkpoint(self) -> None:
         super()._load_checkpoint()
-        if self.global_steps and not handshake.load_beta(
-            self.beta, handshake.step_folder(self.config, self.global_steps)
-        ):
-            logger.warning("klgrad: the checkpoint has no %s; β starts at %g", handshake.STATE_FILE, self.beta.value)
+        folder = step_folder(self.config, self.global_steps)
+        if self.global_steps and not load_beta(self.beta, folder):
+            logger.warning("klgrad: the checkpoint has no %s; β starts at %g", STATE_FILE, self.beta.value)
 
 
 @contextmanager
@@ -209,21 +183,4 @@ class KLTrainerSeparateAsync(DeclaredKL, PPOTrainerSeparateAsync):
     base_mode, worker = "separate_async", KLDetachActorWorker
 
 
-def require_klgrad_mode(trainer: type[PPOTrainer], mode: str) -> type[PPOTrainer]:
-    """Verl's own trainer, which without this would train without the KL that is declared under `klgrad`."""
-
-    def init(self: Any, config: Config) -> None:
-        if config.get(NODE) is not None:
-            raise MeaningError(
-                f"trainer.v1.trainer_mode={PREFIX}{mode} with settings under `{NODE}`",
-                f"trainer.v1.trainer_mode={mode}, which trains without them",
-                f"set trainer.v1.trainer_mode={PREFIX}{mode}, or remove the settings",
-            )
-        trainer.__init__(self, config)
-
-    return type(trainer.__name__, (trainer,), {"__init__": init, "__module__": trainer.__module__})
-
-
-for _own in (KLTrainerSync, KLTrainerColocateAsync, KLTrainerSeparateAsync):
-    _mode = _own.base_mode
-    TRAINER_REGISTRY[_mode] = require_klgrad_mode(TRAINER_REGISTRY[_mode], _mode)
+PPOTrainer.config = CheckedConfig()

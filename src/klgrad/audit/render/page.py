@@ -531,7 +531,10 @@ def to_html(
         compared=compared,
         figures=figures,
         beta=BETA,
-        cards=[card_of(r, *x, fixes.get(r.framework, ())) for r, *x in zip(results, anchors, about, strict=True)],
+        cards=[
+            card_of(r, anchor, summary, fixes.get(r.framework, ()))
+            for r, anchor, summary in zip(results, anchors, about, strict=True)
+        ],
         not_audited=not_audited or {},
         columns=PARTS,
         problems=len(proof_cases(True)),

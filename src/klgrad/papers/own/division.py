@@ -339,8 +339,8 @@ def draw(numbers: Numbers, figure: "Figure") -> None:
         learnt.plot(numbers["updates"], path["mean"], line, color=colour, label=name)
         band(learnt, numbers["updates"], path, colour)
     learnt.set_title(f"64 prompts, 16 features\n({numbers['seeds']} seeds, ± 1 SE)", fontsize=10)
-    learnt.set(xlabel="updates", ylabel="right answers")
-    learnt.legend(fontsize=8)
+    learnt.set(xlabel="updates", ylabel="right answers", ylim=(0, 1.15))
+    learnt.legend(fontsize=8, ncols=2, loc="upper left")
     labels = []
     for i, x in enumerate(numbers["varied"]):
         labels.append(f"{x['varied']} {x['task'][x['varied']]:g}")

@@ -128,7 +128,7 @@ def ends(problems: int, seed: int, updates: int = 2000) -> list[Numbers]:
     return found
 
 
-QUEUES = {"fresh": "fresh completions", "queue": "a filled queue", "repeated": "one batch repeated"}
+QUEUES = {"fresh": "fresh", "queue": "filled queue", "repeated": "one batch again"}
 SIZES = (64, 1024)
 FEW = (0.3, *PRODUCTS)
 
@@ -146,7 +146,8 @@ def collapses(problems: int, seed: int) -> list[Numbers]:
                     end = _sampled(start.expand(len(FEW), -1, -1), rate, lag, size, queue, seed + 1)
                     gone = (entropy(end) < entropy(start) / 2).double()
                     setting = {"arms": arms, "size": size, "lag": lag, "queue": queue}
-                    found.append({**setting, "products": FEW, "collapsed": over_repeats(gone)})
+                    collapsed = {"collapsed": over_repeats(gone), "each": gone.int().tolist()}
+                    found.append({**setting, "products": FEW, **collapsed})
     return found
 
 
@@ -391,7 +392,7 @@ def run(settings: Settings) -> Numbers:
     numbers = {
         "problems": problems,
         "growth": growth(problems, seed),
-        "ends": ends(problems, seed, settings.size(2000, 300)),
+        "ends": ends(problems, seed),
         "collapses": collapses(problems, seed),
         "rewarded": rewarded(problems, seed),
         "transformer": None,
@@ -485,9 +486,12 @@ def _most(found: list[Numbers], product: float) -> float:
 
 
 def _difference(ones: list[Numbers], others: list[Numbers], product: float) -> tuple[float, float]:
-    """The smallest difference of the settings, with the errors of both sides added as if independent."""
-    sides = ((_at(a, "collapsed", product), _at(b, "collapsed", product)) for a, b in zip(ones, others, strict=True))
-    return min(((a["mean"] - b["mean"], math.hypot(a["error"], b["error"])) for a, b in sides), key=lambda x: x[0])
+    """The smallest mean difference of the settings and its error, problem by problem."""
+    at, gaps = FEW.index(product), []
+    for one, other in zip(ones, others, strict=True):
+        gap = over_repeats(torch.tensor(one["each"][at], dtype=Bandit) - torch.tensor(other["each"][at], dtype=Bandit))
+        gaps.append((gap["mean"], gap["error"]))
+    return min(gaps)
 
 
 def _costs(claim: str, runs: list[Numbers], product: float) -> Check:
@@ -566,12 +570,16 @@ def draw(numbers: Numbers, figure: "Figure") -> None:
         if (x["arms"], x["size"]) == (10, 64) or (x["arms"], x["size"], x["queue"]) == (10, 1024, "queue"):
             colour, line = lines[x["queue"]] if x["size"] == 64 else (GREEN, "-")
             if x["lag"] == 10:
-                label = f"{QUEUES[x['queue']]}, {x['size']} samples"
+                label = f"{QUEUES[x['queue']]}, {x['size']}"
                 share = x["collapsed"]
                 collapse.errorbar(x["products"], share["mean"], yerr=share["error"], fmt=f"o{line}", ms=4, color=colour)
                 collapse.lines[-1].set_label(label)
-    _threshold(collapse, f"sampled, 10 arms, lag 10\n({problems} problems, ± 1 SE)", "share of runs that collapse")
-    collapse.legend(fontsize=8, loc="lower left", bbox_to_anchor=(0.0, 0.04), frameon=True)
+    _threshold(
+        collapse,
+        f"10 arms, lag 10, batches of 64 or 1024\n({problems} problems, ± 1 SE)",
+        "share of runs that collapse",
+    )
+    collapse.legend(fontsize=8, loc="center left", bbox_to_anchor=(0.0, 0.62))
     for x in numbers["rewarded"]:
         colour, line = (BLUE if x["optimiser"] == "SGD" else ORANGE), ("-" if x["lag"] == 10 else "--")
         gap = x["difference"]

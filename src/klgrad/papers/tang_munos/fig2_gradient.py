@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ...drawing import BLACK
 from ..study import Check, Comparison, Numbers, Settings, exceeds, ours, over_repeats, within
 from . import bandits
 
@@ -148,7 +147,10 @@ def draw(numbers: Numbers, figure: "Figure") -> None:
         seen = numbers["simulated"][name]
         axis.plot(numbers["samples"], numbers["exact"][name], **look)
         axis.errorbar(numbers["samples"], seen["mean"], seen["error"], fmt="o", ms=3.5, color=look["color"], capsize=2)
-    axis.plot([], [], "-", color=BLACK, label="lines: exact")
-    axis.errorbar([], [], [], fmt="o", ms=3.5, color=BLACK, capsize=2, label="points: simulated")
     axis.set(xscale="log", yscale="log", xlabel="samples n", ylabel="root squared error of the gradient")
-    axis.legend(fontsize=8)
+    axis.set_title(
+        "means over problems; lines: root of the exact expectation;\n"
+        "points: root of one simulated error, as in the paper, ± 1 SE",
+        fontsize=10,
+    )
+    axis.legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))

@@ -146,7 +146,7 @@ def draw(numbers: Numbers, figure: "Figure") -> None:
     _median_and_target_of_k3(numbers, sweep)
     paths.axhline(1, color="#999999", lw=0.8)
     paths.set(yscale="log", xlabel="steps", ylabel="KL(π‖π*) / KL(ref‖π*)")
-    paths.set_title(f"β = {BETA:g}, n = {SAMPLES}", fontsize=10)
+    paths.set_title(f"β = {BETA:g}, n = {SAMPLES}: means over problems, ± 1 SE", fontsize=10)
     sweep.axhline(1, color="#999999", lw=0.8)
     sweep.set(xscale="log", yscale="log", xlabel="β", ylabel="the same, at the end")
     sweep.set_xticks([0.1, 0.3, 1, 3], ["0.1", "0.3", "1", "3"])

@@ -75,4 +75,5 @@ def draw(numbers: Numbers, figure: "Figure") -> None:
     axis.set(xscale="log", yscale="log", xlabel="samples n", ylabel="KL(π‖π*) / KL(ref‖π*) at the end")
     axis.set_xticks(numbers["samples"], [str(n) for n in numbers["samples"]])
     axis.set_xticks([], minor=True)
+    axis.set_title("means over problems, ± 1 SE", fontsize=10)
     axis.legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))

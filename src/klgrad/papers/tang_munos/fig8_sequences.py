@@ -80,7 +80,7 @@ def draw(numbers: Numbers, figure: "Figure") -> None:
                 continue
             for name in LABELS:
                 _curve(axis, numbers["steps"], numbers["descents"][lengths]["arms"][name][measure], name)
-            axis.set_title(f"{title}: {label}", fontsize=9)
+            axis.set_title(f"{title}: {label}\nmeans over problems, ± 1 SE", fontsize=9)
             axis.set(xlabel="steps of the run", ylabel="tokens" if measure == "length" else "nats", yscale="log")
             axis.grid(alpha=0.25)
             axis.yaxis.set_major_formatter("{x:g}")

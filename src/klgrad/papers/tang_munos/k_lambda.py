@@ -78,3 +78,4 @@ def draw(numbers: Numbers, figure: "Figure") -> None:
         axis.plot(numbers["steps"], mean, color=colour, lw=2)
         axis.annotate(f" λ = {lam:g}", (numbers["steps"][-1], mean[-1]), color=colour, va="center", fontsize=9)
     axis.set(yscale="log", xlabel="steps along the expected gradient", ylabel="KL(π‖ref)", xlim=(0, STEPS * 1.14))
+    axis.set_title("means over problems, exact gradients", fontsize=10)
