@@ -304,8 +304,6 @@ def open_log(path: Path, chosen: dict[str, str]) -> Log:
         if suffix in CODE:
             remedy = f"a pickle can run code, so it is not read: {remedy}"
         raise LogError(f"a file that ends in {', '.join(READERS)}", str(path), remedy)
-    if not path.is_file():
-        raise LogError("a regular file", str(path), "save the log in one")
     if path.stat().st_size == 0:
         raise LogError("a log with rows in it", f"{path}, which is empty (0 bytes)", "write the log again")
     return READERS[suffix](path, chosen)
@@ -533,10 +531,10 @@ def _check_arrays(arrays: dict[str, np.ndarray], names: dict[str, str]) -> None:
                 f"shape {array.shape}",
                 "pad the completions to one length and save a mask",
             )
-        if role in KINDS and (array.dtype.kind not in KINDS[role] or array.dtype.itemsize > 8):
+        if role in KINDS and array.dtype.kind not in KINDS[role]:
             wanted = "a number or boolean" if role == "mask" else "a floating-point"
             raise LogError(
-                f"`{names[role]}` with {wanted} dtype of up to 64 bits",
+                f"`{names[role]}` with {wanted} dtype",
                 str(array.dtype),
                 "save a mask as booleans" if role == "mask" else "save log-probs, not token ids, as float32",
             )
