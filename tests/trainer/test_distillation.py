@@ -221,5 +221,5 @@ def test_a_head_that_is_read_wrongly_is_refused_before_the_first_step(whose, tmp
 def test_another_trl_is_refused(monkeypatch):
     contract.check_distillation()
     monkeypatch.setattr(trl_module, "_chunked_divergence_loss", lambda hidden, mask: None)
-    with pytest.raises(ContractError, match=r"received parameters \(hidden, mask\)"):
+    with pytest.raises(ContractError, match=r"received _chunked_divergence_loss\(hidden, mask\)"):
         contract.check_distillation()
