@@ -11,7 +11,7 @@ from torch.nn.functional import kl_div
 from klgrad import KLTerm
 from klgrad.audit import audit
 from klgrad.audit.advice import in_words
-from klgrad.frameworks import Recorded, recorded
+from klgrad.frameworks import recorded
 from klgrad.zoo import CELLS
 
 
@@ -69,16 +69,11 @@ def _linked(name: str) -> str:
     return f"[`{name}`](zoo/{name}.md)" if name in CELLS else f"`{name}`"
 
 
-def _samples(known: Recorded, name: str) -> str:
-    return dict(zip(known.columns, known.row_of(name) or (), strict=True))["samples"]
-
-
 def words(name: str) -> tuple[str, str]:
     """What a loss descends, on fresh and on stale samples."""
     known = recorded(name.split()[0])
     if known is not None:
-        fresh, stale = known.words[name]
-        return fresh, stale or _samples(known, name)
+        return known.words[name]
     torch.set_num_threads(1)
     result = audit(OTHERS[name]) if name in OTHERS else audited(name)
     return in_words(result), in_words(result, on_policy=False)

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from statistics import stdev
+from textwrap import shorten
 
 sys.path.append(str(Path(__file__).parent.parent / "docs" / "figures"))
 import experiments
@@ -188,12 +189,14 @@ def _timings(name: str, title: str) -> str:
     rows = _rows(f"kernels_{name}")
     one, lines = rows[0], []
     for hidden, size in dict.fromkeys((row["hidden"], row["vocabulary"]) for row in rows):
+        folded = lines != []
+        lines += [f'<details markdown="1"><summary>{title}: hidden {hidden}</summary>', ""] if folded else []
         lines += [
             f"| {title}: hidden {hidden}, vocabulary {size} | time | times the floor | memory |",
             "|---|---|---|---|",
         ]
         lines += [_line(row, one) for row in rows if (row["hidden"], row["vocabulary"]) == (hidden, size)]
-        lines.append("")
+        lines += ["", "</details>", ""] if folded else [""]
     rounds = f"{one['rounds']} rounds, " if one.get("rounds") else ""
     made = f"{one['gpu']}, torch {one['torch']}, Triton {one['triton']}, {rounds}commit {one['commit']}, {one['date']}"
     libraries = [
@@ -208,7 +211,7 @@ def _line(row: dict[str, str], first: dict[str, str]) -> str:
         made = f"{row['library']}, {row['rounds']} rounds, commit {row['commit']}, {row['date']}"
         row = {**row, "candidate": f"{row['candidate']}: {made}"}
     if row.get("failure"):
-        why = re.sub(r"[|`]", " ", row["failure"])
+        why = shorten(re.sub(r"[|`]", " ", row["failure"]), 60, placeholder=" ...")
         # As code, because a name in angle brackets would be a tag of the page.
         return f"| {row['candidate']} | did not run: `{why}` | | |"
     floor = f"{float(row['times_floor']):.2f}" if row["times_floor"] else ""

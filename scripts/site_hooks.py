@@ -17,6 +17,9 @@ import playground
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1>', re.DOTALL)
 """What pymdownx.arithmatex makes of `$...$` and of `$$...$$`."""
 
+CELL = re.compile(r"<td[^>]*>[^<]*</td>")
+PARTED = re.compile(r"(?<=±) |(?<=\d) (?=ms|s\b|GiB|MiB)")
+
 FOREIGN = re.compile(r'<(?:script|img|iframe)[^>]* src="(?:https?:)?//|<link[^>]* href="(?:https?:)?//[^>]*stylesheet')
 
 
@@ -29,11 +32,11 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_content(html: str, **_: Any) -> str:
-    """Replace every formula of a page, and keep a ± with its number.
+    """Replace every formula of a page, and keep numbers of tables with their errors and units.
 
     A formula that is not understood is an error, and the build fails.
     """
-    return FORMULA.sub(_mathml, html).replace(" ± ", " ±\u00a0")
+    return CELL.sub(lambda cell: PARTED.sub("\u00a0", cell[0]), FORMULA.sub(_mathml, html))
 
 
 def _mathml(found: re.Match[str]) -> str:

@@ -62,7 +62,7 @@ def assert_descends(
         result = audit(_found(loss, settings), advantages=advantages)
     mismatches = differences(result, expected, off_policy, strict=strict)
     if mismatches:
-        raise _error(result, mismatches)
+        raise _error(result, mismatches, strict and not differences(result, expected, off_policy))
     return result
 
 
@@ -77,9 +77,11 @@ def _found(loss: object, settings: Settings | None) -> Subject:
     return as_subject(known[loss], settings=settings)
 
 
-def _error(result: AuditResult, mismatches: list[Difference]) -> VerdictError:
+def _error(result: AuditResult, mismatches: list[Difference], strict_alone: bool) -> VerdictError:
     advice = result.advice
     remedy = " ".join(map(str, remedies(result, mismatches))) or "change the loss, or what is expected of it"
+    if strict_alone:
+        remedy = f"{remedy.rstrip('.')}, or leave out strict"
     expected, received = (
         " and ".join(texts) for texts in zip(*((x.expected, x.received) for x in mismatches), strict=True)
     )

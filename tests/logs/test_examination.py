@@ -15,11 +15,10 @@ from typer.testing import CliRunner
 
 from klgrad import ImportanceWeighting, KLTerm, Rollout, Truncate, kl_report, mismatch_report, zoo as cells
 from klgrad.cli import app
-from klgrad.core.result import StreamSample
 from klgrad.logs import LogError, examine, reader
 from klgrad.logs.examination import cell_of, coefficients
-from klgrad.logs.log_page import HEIGHT, WIDTH, figures_of
-from klgrad.reports import KLSums, MismatchSums
+from klgrad.logs.log_report import HEIGHT, WIDTH, figures_of
+from klgrad.reports import KLSums, MismatchSums, StreamSample
 
 
 def same(found, expected, tolerance):

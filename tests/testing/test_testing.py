@@ -98,6 +98,7 @@ def test_strict_and_parts():
     error = message("k2-loss-token-mean", "reverse-kl-token", strict=True)
     assert error.expected == "a verdict that holds in batches of every size from k2-loss-token-mean"
     assert error.received.startswith("reverse-kl-token in large batches only: it")
+    assert error.remedy.endswith("or leave out strict")
     assert message("k3-loss-clamped", "unknown", strict=True).expected.startswith("a finite gradient without")
     assert_descends("k2-loss-length-mean", "divergence=reverse-kl,horizon=none,unit=completion-mean")
     assert message("k2-loss-length-mean", "reverse-kl-token").received.startswith("unknown: it")

@@ -75,7 +75,7 @@ def changed(monkeypatch):
 
 def test_a_trl_that_shuffles_otherwise_is_refused(changed, tmp_path):
     changed("_prepare_inputs", ("generation_batch = shuffle_sequence_dict(generation_batch)\n", "pass\n"))
-    with pytest.raises(ContractError, match="(?s)calls shuffle_sequence_dict.*remedy: install a TRL"):
+    with pytest.raises(ContractError, match=r"(?s)calls shuffle_sequence_dict.*remedy: install a TRL"):
         tiny.trainer(KLTrainer, KLConfig, tmp_path)
 
 

@@ -474,6 +474,13 @@ class Anatomy:
         return self.level == "completion" or any(any(c.earlier) for c in self.credits)
 
     @property
+    def baseline_drifts(self) -> bool:
+        """Whether a baseline has no ratio of the token whose score it is subtracted from, so that it acts if stale."""
+        s = self.samples
+        is_bare = s.on_baseline == "credit" or (s.on_baseline == "difference" and s.per_decision)
+        return self.baseline.name != "none" and (is_bare or s.ratio not in ("token", "prefix", "sequence"))
+
+    @property
     def is_sum_of_all(self) -> bool:
         """Whether the coefficient of every token is the sum of the completion's log π/ref, times one number."""
         if len(self.credits) != 1 or self.has_edges or any(self.exact) or self.full is not None:

@@ -252,8 +252,7 @@ def _without_ratio(a: Anatomy, fresh: Verdict) -> TargetName | None:
 
 def _drifts(a: Anatomy) -> bool:
     """Whether a ratio leaves a baseline, or the credit of earlier tokens, without the ratio of the token itself."""
-    past = a.has_past and a.level == "token" and a.samples.per_decision
-    return past or (a.baseline.name != "none" and a.samples.on_baseline == "credit")
+    return a.baseline_drifts or (a.has_past and a.level == "token" and a.samples.per_decision)
 
 
 def stale_name(a: Anatomy) -> Verdict:

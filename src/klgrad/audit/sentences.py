@@ -138,7 +138,7 @@ def _stale(a: Anatomy) -> str:
     drifts = []
     if a.constant and not (carried and s.constant):
         drifts.append(_climb(a.constant) if not a.looks_at_length else "its constant adds a drift")
-    if a.baseline.name != "none" and (not carried or s.on_baseline == "credit"):
+    if a.baseline_drifts:
         drifts.append("its baseline adds a drift")
     if a.has_past and (s.per_decision or not carried) and not text.startswith(("the mean", "climbs the mean")):
         drifts.append("the credit of earlier tokens adds a drift")

@@ -5,7 +5,7 @@ from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, fields
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -19,8 +19,8 @@ logit minus log-sum-exp, and logits of size up to 64 are rounded at 64 x eps of 
 DIVERGENCES = ("token_reverse_kl", "token_forward_kl", "token_divergence")
 """The fields per token that are not log-probs."""
 
-OPTIONAL = ("behavior_logp", *DIVERGENCES)
-"""The fields per token that may be None."""
+REQUIRED, OPTIONAL = ("logp", "ref_logp"), ("behavior_logp", *DIVERGENCES)
+"""The fields per token; the second may be None."""
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 """The allowed dtypes of log-probs and KLs. Narrower ones (float8) do not support comparisons."""
@@ -92,8 +92,8 @@ class Rollout:
     token_divergence: Tensor | None = None
 
     def __post_init__(self) -> None:
-        named = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("mask", "group")}
-        per_token: dict[str, Any] = {name: x for name, x in named.items() if x is not None or name not in OPTIONAL}
+        named = {f.name: getattr(self, f.name) for f in fields(self)}
+        per_token = {name: x for name, x in named.items() if name in REQUIRED or (name in OPTIONAL and x is not None)}
         check_tensors({**per_token, "mask": self.mask})
         _check_shapes(self.logp, self.mask, per_token)
         if self.group is not None:

@@ -16,6 +16,7 @@ from functools import cache
 from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from ..errors import RunFileError
 from .formulae import OVER_COMPLETIONS, OVER_TOKENS, SUM, AsLoss, InReward, InScore, part_of
 from .framework import Default, Framework
 from .harness import instead, load, subject
@@ -176,7 +177,9 @@ IN_REWARD = "k3 as a loss is cut off and descends the forward KL; in the reward 
 def read_config(given: dict[str, Any], _: str | None = None) -> Run:
     """Read the flags, with the defaults of ms-swift for those that are missing."""
     settings, named = with_defaults(given, KNOWN)
-    one_of("rlhf_type", settings["rlhf_type"], ("grpo",))
+    if settings["rlhf_type"] != "grpo":
+        received = f"rlhf_type {settings['rlhf_type']}" if settings["rlhf_type"] else "no rlhf_type"
+        raise RunFileError("a run of GRPO", received, "its loss is not read; use klgrad audit FILE:FUNCTION")
     kind = one_of("loss_type", settings["loss_type"], tuple(REDUCTIONS))
     estimator = one_of("advantage_estimator", settings["advantage_estimator"], tuple(SCALED_BY))
     told = settings["kl_in_reward"]

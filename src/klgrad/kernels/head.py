@@ -99,10 +99,10 @@ def _has_active_adapter(layer: Any) -> bool:
     if peft is None or not isinstance(layer, peft.BaseTunerLayer) or layer.disable_adapters or layer.merged:
         return False
     adapters = [getattr(layer, name) for name in layer.adapter_layer_names]
-    return any(name in each for each in adapters for name in layer.active_adapters)
+    return any(name in adapter for adapter in adapters for name in layer.active_adapters)
 
 
-def _is_applied_to_hidden_states(model: Model, layer: Any) -> bool:
+def _is_applied_to_hidden_states(model: Model, layer: object) -> bool:
     """Whether the layer is a child of the language model itself, not of a prediction head with further layers."""
     if not hasattr(model, "modules"):
         return True

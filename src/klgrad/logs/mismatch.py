@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from ..core.importance import token_ratio
-from ..core.result import RatioSums, StreamSample
+from ..core.result import RatioSums
 from ..core.rollout import Rollout
-from .reader import Chunk
+from ..reports import StreamSample
 
 # The statistics from which the cause of a mismatch of trainer and sampler is found, summed over batches.
 #
@@ -60,25 +60,6 @@ class Lags:
         """The lag at which the columns agree far better than unmoved, or 0."""
         best = min((-1, 1), key=self.rms)
         return best if self.rms(0) > 0.05 and self.rms(best) < 0.4 * self.rms(0) else 0
-
-
-class Padding:
-    """Rows whose last token has log-prob exactly 0 in every column: padding that no mask covers."""
-
-    def __init__(self) -> None:
-        self.rows = self.suspect = 0
-
-    def add(self, chunk: Chunk) -> None:
-        last = (chunk.lengths.cumsum(0) - 1)[chunk.lengths > 0]
-        zero = torch.ones(len(last), dtype=torch.bool)
-        for x in chunk.columns.values():
-            zero &= x[last] == 0
-        self.rows += len(last)
-        self.suspect += int(zero.sum())
-
-    @property
-    def share(self) -> float:
-        return self.suspect / max(self.rows, 1)
 
 
 @dataclass(frozen=True)

@@ -131,18 +131,12 @@ def _copied(value: object) -> object:
 
 # The files of a checkpoint, where transformers has no public name for them.
 #
-# Touches `Trainer._save_checkpoint`, `_get_output_dir` and `_load_from_checkpoint`, and accelerate's `fsdp_plugin`.
+# Touches `Trainer._get_output_dir` and `_load_from_checkpoint`, and accelerate's `fsdp_plugin`.
 
 
 def checkpoint_folder(trainer: GRPOTrainer, trial: object) -> Path:
     """Where `Trainer` writes the checkpoint of this step."""
     return Path(trainer._get_output_dir(trial)) / f"checkpoint-{trainer.state.global_step}"
-
-
-def save_checkpoint(trainer: GRPOTrainer) -> None:
-    """Write a checkpoint now, by the trainer's own method."""
-    model: Model = trainer.model_wrapped
-    trainer._save_checkpoint(model, None)
 
 
 def load_weights(trainer: GRPOTrainer, checkpoint: Path) -> None:

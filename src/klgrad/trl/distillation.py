@@ -9,7 +9,7 @@ from trl.trainer.distillation_trainer import DistillationTrainer as TRLDistillat
 
 from ..kernels import Head, token_statistics
 from ..support import Model
-from .contract import DISTILLATION_PARAMETERS as PARAMETERS, check_distillation, loss_with
+from .contract import check_distillation, loss_with
 from .scorer import compare_head, head_of, some_tokens
 
 
@@ -108,19 +108,21 @@ class DistillationTrainer(TRLDistillationTrainer):
     def _compute_loss(self, unwrapped_student: Any, inputs: Any, num_items_in_batch: Any) -> Any:
         return loss_with(self._divergence, self, unwrapped_student, inputs, num_items_in_batch)
 
-    def _divergence(self, *by_position: Any, **by_name: Any) -> tuple[Tensor, Tensor, Tensor]:
+    def _divergence(
+        self,
+        student_hidden_states: Tensor,
+        teacher_hidden_states: Tensor,
+        student_lm_head_weight: Tensor,
+        teacher_lm_head_weight: Tensor,
+        completion_mask: Tensor,
+        beta: float,
+        num_items_in_batch: Any = None,
+        **_: object,
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """In the place of TRL's: heads are read from the models, because TRL does not know every scale and cap."""
-        arguments = dict(zip(PARAMETERS, by_position, strict=False)) | by_name
-        return divergence_loss(
-            arguments["student_hidden_states"],
-            self._head(self.model),
-            arguments["teacher_hidden_states"],
-            self._head(self.teacher_model),
-            arguments["completion_mask"],
-            float(arguments["beta"]),
-            arguments.get("num_items_in_batch"),
-            self.memory,
-        )
+        heads = self._head(self.model), self._head(self.teacher_model)
+        states = student_hidden_states, heads[0], teacher_hidden_states, heads[1]
+        return divergence_loss(*states, completion_mask, float(beta), num_items_in_batch, self.memory)
 
     def _head(self, model: Model) -> Head:
         return head_of(self.accelerator.unwrap_model(model), self.temperature, None)

@@ -301,22 +301,11 @@ class StartCheck:
         value = float(k3.value(rollout.log_ratio)[rollout.mask].mean()) if bool(rollout.mask.any()) else 0.0
         if value > START_KL:  # the rollout's own check reports a NaN
             warnings.warn(
-                f"the KL to the reference is {value:.3g} nats per token before the first update, not about 0; "
-                f"likely causes: {'; '.join(self._causes())}",
+                f"the KL to the reference is {value:.3g} nats per token before the first update, not about 0; likely "
+                "causes: dropout in the policy (disable_dropout=True), an adapter that does not start at 0 or that the "
+                "reference keeps, models of different dtypes, or a reference of another checkpoint than the policy",
                 stacklevel=2,
             )
-
-    def _causes(self) -> list[str]:
-        trainer, causes = self._trainer, list[str]()
-        models: list[Model] = [each for each in (trainer.model, trainer.ref_model) if each is not None]
-        if any(m.p > 0 for m in models[0].modules() if isinstance(m, torch.nn.Dropout)):
-            causes.append("dropout is active in the policy (disable_dropout=True)")
-        if has_adapters(trainer.accelerator.unwrap_model(trainer.model)):
-            causes.append("the adapter does not start at 0, or the reference keeps it")
-        dtypes = {parameter.dtype for model in models for parameter in model.parameters()}
-        if len(dtypes) > 1:
-            causes.append(f"policy and reference differ in dtype ({', '.join(map(str, dtypes))})")
-        return [*causes, "the reference is another checkpoint than the policy started from"]
 
 
 class KLTrainer(GRPOTrainer):

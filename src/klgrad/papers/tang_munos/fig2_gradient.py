@@ -153,4 +153,4 @@ def draw(numbers: Numbers, figure: "Figure") -> None:
         "points: root of one simulated error, as in the paper, ± 1 SE",
         fontsize=10,
     )
-    axis.legend(fontsize=8)
+    axis.legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
