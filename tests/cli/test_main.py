@@ -118,6 +118,7 @@ def test_version_and_help(ended):
         ("klgrad audit k3-loss --expect reverse-kl-t", {"reverse-kl-token", "reverse-kl-token-sampler"}),
         ("klgrad audit op", {"openrlhf", "open-instruct"}),
         ("klgrad audit --expect-o", {"--expect-off-policy"}),
+        ("klgrad advise t", {"trl", "tunix"}),
     ],
 )
 def test_the_shell_completes(words, found, ended, monkeypatch):

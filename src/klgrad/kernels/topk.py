@@ -13,8 +13,6 @@ from .head import Head, check_heads, check_shapes, check_targets
 from .state import BANNED, LOWEST, bregman_terms
 from .tiling import LEAN_BUDGET, matmul_t
 
-# `top_entries`: the most likely vocabulary entries at each token, without storing all logits at once.
-
 
 class TopEntries(NamedTuple):
     """The top k entries of a model at each token, and the log-probs of the sampled tokens.
@@ -67,11 +65,11 @@ def top_entries(
         >>> import torch
         >>> from klgrad.kernels import Head, top_entries
         >>> head = Head(torch.tensor([[0.0], [2.0], [1.0]]))  # V = 3, H = 1
-        >>> found = top_entries(torch.ones(2, 1), head, torch.tensor([0, 2]), k=2)
-        >>> found.ids
+        >>> best = top_entries(torch.ones(2, 1), head, torch.tensor([0, 2]), k=2)
+        >>> best.ids
         tensor([[1, 2],
                 [1, 2]])
-        >>> found.has_token
+        >>> best.has_token
         tensor([False,  True])
     """
     check_shapes(hidden, targets, None, mask, None)
@@ -214,8 +212,8 @@ def sampled_tail_kl(
         >>> p, q = torch.tensor([0.6, 0.3, 0.1]), torch.tensor([0.5, 0.2, 0.3])
         >>> token = torch.arange(3)  # each entry of the vocabulary as the sampled token; the first is the head
         >>> head = (p[:1].log().expand(3, 1), q[:1].log().expand(3, 1))
-        >>> found = sampled_tail_kl(*head, p[token].log(), q[token].log(), in_head=token < 1)
-        >>> torch.allclose((p * found).sum(), (p * (p / q).log()).sum())  # its mean is the full KL
+        >>> kl = sampled_tail_kl(*head, p[token].log(), q[token].log(), in_head=token < 1)
+        >>> torch.allclose((p * kl).sum(), (p * (p / q).log()).sum())  # its mean is the full KL
         True
     """
     a, b = _checked(logp, ref_logp)
