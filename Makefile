@@ -54,8 +54,8 @@ test-frameworks: $(OTHERS)  ## audit verl, OpenRLHF, SkyRL, ms-swift, Unsloth an
 	$(VENV)-frameworks/bin/python -m pytest tests/frameworks tests/on_verl -k "not ($(TRANSCRIBED))" $(ARGS)
 
 test-arrays: $(ARRAYS)  ## losses of JAX and MLX; audit Tunix, MaxText, EasyDeL, MLX-LM-LoRA and mlx-tune
-	$(VENV)-arrays/bin/python -m pytest tests/arrays tests/frameworks/test_frameworks.py \
-		-k "arrays or (verdict and (tunix or maxtext or easydel or mlx))" $(ARGS)
+	$(VENV)-arrays/bin/python -m pytest tests/arrays tests/frameworks/test_frameworks.py tests/frameworks/test_findings.py \
+		-k "arrays or program or (verdict and (tunix or maxtext or easydel or mlx))" $(ARGS)
 
 test-verl-runs: $(OTHERS)  ## whole runs of verl's own command with a declared KL, on a CPU; a minute or two each
 	$(VENV)-frameworks/bin/python -m pytest -n 1 tests/verl_runs $(ARGS)

@@ -8,7 +8,6 @@ each update. Trainer, workers, FSDP engine, losses, TransferQueue, agent loop an
 
 import asyncio
 import contextlib
-import os
 import types
 from typing import Any
 

@@ -10,11 +10,54 @@ from torch import Tensor
 from .core.credit import number_groups
 from .core.estimators import forward_k3, k1, k2, k3
 from .core.importance import effective_share, prefix_ratio, sequence_ratio, token_ratio
-from .core.result import Estimate, Interval, RatioSums, StreamSample, wide, wide_dtype
+from .core.result import Estimate, Interval, RatioSums, wide, wide_dtype
 from .core.rollout import Rollout
 from .errors import RolloutError
 
 __all__ = ["KLSums", "MismatchSums", "Report", "kl_report", "mismatch_report"]
+
+
+# An even sample of a stream, from which quantiles are computed.
+
+SAMPLED = 2**20
+"""How many values quantiles are computed from. Of a longer stream at least half as many are kept, as a sample."""
+
+SPREAD, KEYS = 2654435769, 2**32
+"""The keys i x 2^32 / golden ratio, modulo 2^32, are spread evenly, also over every n-th i."""
+
+
+class StreamSample:
+    """An even sample of a stream of (..., N) values: all of them, until there are more than `limit`.
+
+    The i-th value is kept while its key is below a threshold, which halves whenever too many values are kept. Keeping
+    every n-th value instead would, for completions of n tokens, see a single position of them.
+    """
+
+    def __init__(self, limit: int = SAMPLED) -> None:
+        self.limit, self.below, self.seen, self._held = limit, KEYS, 0, 0
+        self._parts: list[tuple[Tensor, Tensor]] = []
+
+    def add(self, x: Tensor) -> None:
+        """Add the next values of the stream."""
+        step = torch.arange(self.seen, self.seen + x.shape[-1], device=x.device)
+        self.seen += x.shape[-1]
+        self._keep(x, ((step & 2**31 - 1) * SPREAD) & KEYS - 1)
+        while self._held > self.limit:
+            self.below //= 2
+            held, self._parts, self._held = self._parts, [], 0
+            for part in held:
+                self._keep(*part)
+
+    def _keep(self, x: Tensor, key: Tensor) -> None:
+        if self.below < KEYS:
+            stays = (key < self.below).nonzero()[:, 0]
+            x, key = x.index_select(-1, stays), key.index_select(0, stays)
+        self._parts.append((x, key))
+        self._held += len(key)
+
+    def values(self) -> Tensor:
+        """The kept values, in the order of the stream."""
+        return torch.cat([x for x, _ in self._parts], -1) if self._parts else torch.zeros(0)
 
 
 # The sums that reports are computed from. Batches are added one after the other, in constant memory.
@@ -87,8 +130,8 @@ class Ratios:
         ):
             if not len(ratio):
                 continue
-            some = wide(ratio)  # the largest ratio is e^20, and its square is finite
-            sums = torch.stack([some.sum(), some @ some])
+            weight = wide(ratio)  # the largest ratio is e^20, and its square is finite
+            sums = torch.stack([weight.sum(), weight @ weight])
             self._count[kind] += len(ratio)
             self._sums[kind] = self._sums[kind] + sums if kind in self._sums else sums
             largest = ratio.amax()
@@ -328,23 +371,23 @@ class MismatchSums:
         self._totals: Totals | None = None
         self._outside = torch.zeros((), dtype=torch.long)
 
-    def add(self, seen: Rollout, group: Tensor | None = None) -> None:
+    def add(self, rollout: Rollout, group: Tensor | None = None) -> None:
         """Add one batch.
 
         Args:
-            seen: the batch, with the trainer's policy as π and the sampler both as ref and as μ.
-            group: (B,) group numbers from 0 that mean the same in every batch; `seen.group` is not used.
+            rollout: the batch, with the trainer's policy as π and the sampler both as ref and as μ.
+            group: (B,) group numbers from 0 that mean the same in every batch; `rollout.group` is not used.
         """
         # For samples of μ the log-ratio that estimates a KL without weights is log μ - log π.
-        away = -seen.log_ratio
+        away = -rollout.log_ratio
         values = {f"kl/mismatch/{k}": k.value(away) for k in (k1, k2, k3)}
         values["kl/mismatch_of_trainer/k3"] = forward_k3.value(away)
         self._totals = self._totals or Totals(list(values))
-        self._totals.add(list(values.values()), seen, group)
-        self.lengths.add(seen)
+        self._totals.add(list(values.values()), rollout, group)
+        self.lengths.add(rollout)
         if self._own_ratios:
-            self.ratios.add(seen)
-        ratio = token_ratio(seen)  # 1 where masked, which is inside
+            self.ratios.add(rollout)
+        ratio = token_ratio(rollout)  # 1 where masked, which is inside
         outside = ((ratio < self.band[0]) | (ratio > self.band[1])).sum()
         self._outside = self._outside.to(outside.device) + outside
         self.furthest = torch.maximum(self.furthest.to(away), away.abs().amax())
@@ -427,6 +470,6 @@ def mismatch_report(
         0.0
     """
     sums = MismatchSums(band)
-    seen = Rollout(logp, behavior_logp, mask, behavior_logp=behavior_logp, group=group)
-    sums.add(seen, None if seen.group is None else number_groups(seen.group).number)
+    rollout = Rollout(logp, behavior_logp, mask, behavior_logp=behavior_logp, group=group)
+    sums.add(rollout, None if rollout.group is None else number_groups(rollout.group).number)
     return sums.report()

@@ -36,6 +36,8 @@ VERDICTS = {
     replace(SUM_OF_REWARDS, horizon="to-go"): "reverse-kl-sequence",
     Recipe(loss="exact", reward="exact", horizon="later"): "reverse-kl-sequence",
     replace(SUM_OF_REWARDS, horizon="to-go", ratio="prefix"): "reverse-kl-sequence",
+    # The mean that is subtracted has the ratios of the other completions and not that of the token.
+    replace(SUM_OF_REWARDS, horizon="to-go", baseline="group", ratio="prefix", inside=True): "reverse-kl-sequence",
     Recipe(loss="k3", factor=-1.0): "climbs forward-kl-token",
     Recipe(divide="tokens"): "reverse-kl-token",
     Recipe(loss="exact", ratio="before"): "reverse-kl-token",
@@ -54,7 +56,7 @@ VERDICTS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("recipe", first(VERDICTS, 8), ids=str)
+@pytest.mark.parametrize("recipe", first(VERDICTS, 9), ids=str)
 def test_verdicts_hold_on_other_problems(recipe):
     result = audited(recipe)
     assert result.verdict == VERDICTS[recipe]

@@ -15,7 +15,6 @@ from klgrad.core.result import (
     SERIES_FROM,
     Estimate,
     RatioSums,
-    StreamSample,
     proportion_interval,
     ratio_of_means,
     t_quantile,
@@ -115,30 +114,6 @@ def test_the_error_is_clustered_by_group_and_the_dtype_stays():
     for value, expected in zip((*found, found.degrees_of_freedom), written_out(*by_group), strict=True):
         SINGLE.check(value, expected)
     assert found.clusters == 6
-
-
-def test_everything_is_kept_until_the_limit():
-    kept, stream = StreamSample(1000), torch.randn(2, 1000, generator=torch.Generator().manual_seed(0))
-    for part in stream.split(37, -1):
-        kept.add(part)
-    assert torch.equal(kept.values(), stream)
-
-
-@pytest.mark.parametrize("tokens", [1, 2, 3, 8, 13, 64, 100, 1024])
-def test_a_longer_stream_is_thinned_without_favouring_a_position(tokens):
-    """Every 2nd, 4th, 8th value of completions of 8 tokens would be their first alone."""
-    kept, n = StreamSample(4096), 2**17 // tokens * tokens
-    for part in torch.arange(n).split(999):
-        kept.add(part)
-    values = kept.values()
-    assert 2000 <= len(values) <= 4096
-    assert torch.equal(values, values.sort().values)
-    bins = min(tokens, 32)
-    seen = torch.bincount(values % tokens * bins // tokens, minlength=bins).double()
-    expected = torch.bincount(torch.arange(tokens) * bins // tokens).double() * len(values) / tokens
-    assert float((seen / expected - 1).abs().max()) < 0.25
-    halves = torch.bincount(values * 8 // n, minlength=8).double() / (len(values) / 8)
-    assert float((halves - 1).abs().max()) < 0.05
 
 
 @pytest.mark.parametrize("n", [5, 12, 57])

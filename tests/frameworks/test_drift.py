@@ -1,8 +1,10 @@
 """What has changed since a framework was recorded: newer releases, and parts of its losses."""
 
 import json
+import re
 import subprocess
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -100,3 +102,9 @@ def test_a_record_keeps_the_versions_before_it():
     assert known.history_before("99.0") == [*known.history, entry]
     assert known.history_before(known.version) == known.history
     assert replace(known, history=[("0.1", "2026-01-01", default)]).history_before("99.0")[0][0] == "0.1"
+
+
+def test_the_scheduled_check_installs_every_framework_of_which_the_code_is_audited():
+    workflow = (Path(__file__).parents[2] / ".github" / "workflows" / "frameworks.yml").read_text(encoding="utf-8")
+    audited = {name for line in workflow.splitlines() if "names:" in line for name in re.findall(r"[\w-]+", line)}
+    assert {name for name, framework in FRAMEWORKS.items() if not framework.transcribed} <= audited

@@ -371,6 +371,13 @@ def test_the_default_kl_of_tunix_ignores_the_reference(tmp_path):
 
 
 @pytest.mark.slow
+def test_a_script_of_tunix_may_name_a_file(tmp_path):
+    """google/tunix examples/rl/grpo/gsm8k/run_gemma3_1b.sh."""
+    (tmp_path / "gemma.yaml").write_text("grpo_config:\n  beta: 0.08\n")
+    script = "python3 -m tunix.cli.grpo_main base_config.yaml override_config_file=gemma.yaml batch_size=1"
+    assert places(run_of(tmp_path, script)) == [("loss", 0.08)]
+
+
 def test_the_agentic_grpo_and_the_ppo_of_tunix(tmp_path):
     """google/tunix examples/frozenlake/configs/gemma4_e2b.yaml and examples/rl/ppo/gsm8k/configs/gemma_2b.yaml."""
     run = run_of(tmp_path, "agentic_grpo_config:\n  beta: 0.0\n  kl_loss_mode: low_var_kl\n", suffix=".yaml")
@@ -389,7 +396,10 @@ def test_no_setting_of_maxtext_makes_its_kl_act(tmp_path):
     assert (run.framework, places(run)) == ("maxtext", [("loss", 0.08)])
     assert run.parts[0].loss == "maxtext rl.grpo_beta rl.loss_agg_mode=sequence-mean-token-mean"
     assert "no setting makes this KL act" in run.notes[0]
-    assert (run.changes[0].name, run.changes[0].value) == ("rl.grpo_beta", 0.0)
+    assert [(change.name, change.value) for change in run.changes] == [("rl.grpo_beta", 0.0)]
+    assert run.target is None
+    shown = CliRunner().invoke(app, ["advise", "--config", str(tmp_path / "run.yml")]).stdout
+    assert "These lines lead to no reverse KL. Change\n\nrl:\n  grpo_beta: 0" in shown
     script = "python3 -m maxtext.trainers.post_train.rl.train_rl model_name=m rl.grpo_beta=0.0 rl.off_policy_steps=2"
     off = run_of(tmp_path, script)
     assert (off.parts, len(off.stale)) == ((), 1)
@@ -440,7 +450,7 @@ def test_what_ms_swift_never_reads_and_other_types(tmp_path):
     assert list(run_of(tmp_path, f"{SWIFT}--teacher_kl_coef 0.5").unread) == ["teacher_kl_coef"]
     with pytest.raises(RunFileError, match="received 'real'"):
         run_of(tmp_path, f"{SWIFT}--loss_type real")
-    with pytest.raises(RunFileError, match="rlhf_type as one of grpo"):
+    with pytest.raises(RunFileError, match="a run of GRPO; received rlhf_type gkd"):
         run_of(tmp_path, "swift rlhf --rlhf_type gkd --beta 0.5")
 
 

@@ -311,12 +311,33 @@ def shell_run(tmp_path, text, framework=None, **settings):
     return read_run(path, framework, settings=settings)
 
 
+ADDED = """
+ARGS=(actor_rollout_ref.actor.use_kl_loss=True)
+case "$DEVICE" in
+    npu) ARGS+=(trainer.n_gpus_per_node=16 {}) ;;
+esac
+python3 -m verl.trainer.main_ppo "${{ARGS[@]}}" --sizes 1 2 $(seq 16 8 256)
+"""
+
+
+def test_words_that_a_branch_adds_to_an_array(tmp_path):
+    """verl-project/verl examples/grpo_trainer/run_qwen2_5_vl_7b_fsdp.sh, and sizes as of THUDM/slime."""
+    assert [part.coefficient for part in shell_run(tmp_path, ADDED.format("")).parts] == [0.001]
+    name = "actor_rollout_ref.actor.kl_loss_coef"
+    with pytest.raises(RunFileError, match=f"{name}=0.1 in a branch that may not run; remedy: add --set {name}=VALUE"):
+        shell_run(tmp_path, ADDED.format(f"{name}=0.1"))
+    assert shell_run(tmp_path, ADDED.format(f"{name}=0.1"), **{name: "0.2"}).parts[0].coefficient == 0.2
+    with pytest.raises(RunFileError, match=r"kl_loss_koef, which may be of a KL"):
+        shell_run(tmp_path, ADDED.format("actor_rollout_ref.actor.kl_loss_koef=0.1"))
+
+
 LAUNCH = "accelerate launch --config_file zero3.yaml --gradient_accumulation_steps 9 train.py"
 
 
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
+        ("n=4\ntrl grpo --beta 0.04 --num_iterations $(expr 16 / $n)", {"num_iterations": 4}),
         (f"{LAUNCH} --beta 0.04 --loss_type dr_grpo --no_use_bias_correction_kl", {"use_bias_correction_kl": False}),
         (f"{LAUNCH} --beta 0.04 --no-use-bias-correction-kl", {"use_bias_correction_kl": False}),
         (f"{LAUNCH} --beta 0.04 --loss-type=grpo --num-iterations 4", {"loss_type": "grpo", "num_iterations": 4}),

@@ -2,7 +2,7 @@
 
 import pytest
 from matplotlib.figure import Figure
-from papers.made_up_rl_runs import run, write
+from papers.made_up_runs import run, write_file
 
 from klgrad.papers import Settings
 from klgrad.papers.comedy import asynchronous
@@ -43,10 +43,10 @@ def numbers(folder, gains=None, seeds=SEEDS, left_out=(), kl=2.0, changed=lambda
     for (lag, coef), seed in ((each, seed) for each in between for seed in seeds[:2]):
         gain = -0.05 if (lag, coef) in fallen else 0.2
         stale += run(label("k1-loss", lag, seed, coef), gain, kl=kl)
-    write(folder / "async.csv", changed(stale))
+    write_file(folder / "async.csv", changed(stale))
     others = [row for arm in asynchronous.UNCORRECTED for seed in SEEDS for row in fresh(arm, seed)]
     others += [row for seed in SEEDS for row in fresh("k1-reward", seed, gain=-0.09, coef=1.0)]
-    write(folder / "comedy.csv", others)
+    write_file(folder / "comedy.csv", others)
     return asynchronous.run(Settings(measured=str(folder)))
 
 

@@ -5,8 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from papers.made_up_rl_runs import write as write_one
-from papers.made_up_runs import write
+from papers.made_up_runs import write, write_file
 from papers.test_discount import runs, written
 from papers.test_long_runs import ENDS, changed, made
 from papers.test_reuse import files
@@ -40,7 +39,7 @@ def cells(table):
 
 
 def test_long_runs(tables, tmp_path):
-    write_one(
+    write_file(
         tmp_path / "long.csv",
         changed(made(left_out=[arm for arm in ENDS if arm not in SOME]), "none", (300,), correct_in=0.2),
     )

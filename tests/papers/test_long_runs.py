@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from papers.made_up_rl_runs import run, write
+from papers.made_up_runs import run, write_file
 
 from klgrad.papers import Settings, reproduce
 from klgrad.papers.study import Study
@@ -41,7 +41,7 @@ def made(ends=None, seeds=(0, 1, 2), left_out=()):
 
 
 def numbers(folder, rows):
-    write(folder / "long.csv", rows)
+    write_file(folder / "long.csv", rows)
     return json.loads(json.dumps(study.run(Settings(measured=str(folder)))))
 
 
@@ -173,6 +173,6 @@ def test_arms_are_compared_seed_by_seed(tmp_path):
 @pytest.mark.many
 @pytest.mark.parametrize("left_out", [(), ("k3-loss", "k2-loss")])
 def test_the_figure_is_drawn_with_all_arms_and_with_some(left_out, tmp_path):
-    write(tmp_path / "long.csv", made(left_out=left_out))
+    write_file(tmp_path / "long.csv", made(left_out=left_out))
     reproduce(Study("long", study), Settings(measured=str(tmp_path)), tmp_path)
     assert (tmp_path / "long.png").read_bytes().startswith(b"\x89PNG")

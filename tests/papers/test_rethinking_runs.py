@@ -3,7 +3,7 @@
 import pytest
 import torch
 from matplotlib.figure import Figure
-from papers.made_up_rl_runs import run, write
+from papers.made_up_runs import run, write_file
 
 from klgrad.papers import Settings
 from klgrad.papers.rethinking import language_model
@@ -27,7 +27,7 @@ def numbers(folder, arms=AS_CLAIMED, seeds=(0, 1, 2), rates=RATES, changed=lambd
             for seed in seeds:
                 label = {"arm": arm, "kl_coef": 0.0 if arm == "none" else 0.1, "learning_rate": rate, "seed": seed}
                 rows += run(label, gain=0.4, **columns)
-    write(folder / "rethinking.csv", changed(rows))
+    write_file(folder / "rethinking.csv", changed(rows))
     return language_model.run(Settings(measured=str(folder)))
 
 

@@ -11,7 +11,7 @@ from klgrad import KLTerm, Rollout, kl_report, mismatch_report
 from klgrad.core.importance import effective_sample_size
 from klgrad.core.result import ratio_of_means
 from klgrad.errors import RolloutError
-from klgrad.reports import KLSums
+from klgrad.reports import KLSums, StreamSample
 
 Z = 5.0
 """Standard errors that a mean over fixed seeds may be off: one in two million."""
@@ -185,3 +185,27 @@ def test_a_report_prints_a_line_per_number():
     text = str(kl_report(Rollout(logp, logp - 0.1, torch.ones(3, 4))))
     assert "kl/reverse/k1/per_token     " in text
     assert "±" in text
+
+
+def test_everything_is_kept_until_the_limit():
+    kept, stream = StreamSample(1000), torch.randn(2, 1000, generator=torch.Generator().manual_seed(0))
+    for part in stream.split(37, -1):
+        kept.add(part)
+    assert torch.equal(kept.values(), stream)
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 3, 8, 13, 64, 100, 1024])
+def test_a_longer_stream_is_thinned_without_favouring_a_position(tokens):
+    """Every 2nd, 4th, 8th value of completions of 8 tokens would be their first alone."""
+    kept, n = StreamSample(4096), 2**17 // tokens * tokens
+    for part in torch.arange(n).split(999):
+        kept.add(part)
+    values = kept.values()
+    assert 2000 <= len(values) <= 4096
+    assert torch.equal(values, values.sort().values)
+    bins = min(tokens, 32)
+    seen = torch.bincount(values % tokens * bins // tokens, minlength=bins).double()
+    expected = torch.bincount(torch.arange(tokens) * bins // tokens).double() * len(values) / tokens
+    assert float((seen / expected - 1).abs().max()) < 0.25
+    halves = torch.bincount(values * 8 // n, minlength=8).double() / (len(values) / 8)
+    assert float((halves - 1).abs().max()) < 0.05

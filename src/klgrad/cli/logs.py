@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from ..logs import LogReport
-    from ..logs.examination import CoefficientComparison
+    from ..logs.log_report import CoefficientComparison
     from ..logs.mismatch import Cause
     from ..reports import Report
 
@@ -69,8 +69,7 @@ def command(
     """
     import torch
 
-    from ..logs.examination import to_json
-    from ..logs.log_page import to_html
+    from ..logs.log_report import to_html, to_json
     from ..logs.reader import parse_choices
 
     # A batch fits into the cache of one core, so more threads would not help.
@@ -124,13 +123,13 @@ def _section(title: str, *parts: RenderableType) -> list[RenderableType]:
 
 
 def _estimates(report: Report) -> Table:
-    from ..logs.examination import estimate_rows
+    from ..logs.log_report import estimate_rows
 
     return text_table(estimate_rows(report), ("", "per token", "per completion"), numbers=1)
 
 
 def _parts(r: LogReport) -> Table:
-    from ..logs.examination import part_heads, part_rows
+    from ..logs.log_report import part_heads, part_rows
 
     return text_table(part_rows(r), part_heads(r), numbers=1)
 

@@ -41,7 +41,7 @@ NODES = 64
 rounding, over 30 nats. A slope with a kink is integrated to about 1e-4."""
 
 BISECTIONS = 70
-"""Halvings of a bracket up to 1400 wide: 2^-70 of that is below the precision of a float64."""
+"""Halvings of a bracket up to some thousands wide: 2^-70 of that is below the precision of a float64."""
 
 WIDEST = 700.0
 """The largest |log π/ref| that an optimum may have: exp of it is still a float64."""
@@ -361,19 +361,17 @@ def optimum(divergence: str | Divergence, ref_logp: Tensor, reward: Tensor, beta
         >>> optimum("reverse", torch.tensor([0.5, 0.5]).log(), torch.tensor([1.0, 0.0]), beta=1.0).exp()
         tensor([0.7311, 0.2689])
     """
-    if not 0 < beta < math.inf:
-        raise MeaningError("beta > 0", f"{beta:g}", "pass a positive, finite beta")
-
+    check_beta(beta)
     slope = named(divergence).slope
 
     def log_probs(level: Tensor) -> Tensor:
         pull = (reward - level) / beta
-        low, high = _bisect(lambda log_ratio: slope(log_ratio) < pull, -WIDEST, WIDEST, reward)
+        low, high = bisect(lambda log_ratio: slope(log_ratio) < pull, -WIDEST, WIDEST, reward)
         return ref_logp + (low + high) / 2
 
     lowest, highest = reward.amin(-1, keepdim=True), reward.amax(-1, keepdim=True)
     # At a level of the lowest reward no log-ratio is negative, at the highest none is positive.
-    levels = _bisect(lambda x: log_probs(x).logsumexp(-1, keepdim=True) > 0, lowest, highest, lowest)
+    levels = bisect(lambda x: log_probs(x).logsumexp(-1, keepdim=True) > 0, lowest, highest, lowest)
     above, below = map(log_probs, levels)
     # Where the slope jumps or is flat the probabilities jump with the level, from a sum above 1 to one below it: the
     # optimum is the mixture of the two sides whose sum is 1.
@@ -385,7 +383,14 @@ def optimum(divergence: str | Divergence, ref_logp: Tensor, reward: Tensor, beta
     return torch.log_softmax(mixed, -1)
 
 
-def _bisect(
+def check_beta(beta: float) -> None:
+    """Raise `MeaningError` for a strength that has no optimum."""
+    if not 0 < beta < math.inf:
+        remedy = "pass a positive, finite beta; at beta = 0 the optimum is an argmax"
+        raise MeaningError("beta > 0", f"{beta:g}", remedy)
+
+
+def bisect(
     is_below: Callable[[Tensor], Tensor], low: Tensor | float, high: Tensor | float, like: Tensor
 ) -> tuple[Tensor, Tensor]:
     """The two sides of where `is_below` turns from true to false, entry by entry."""

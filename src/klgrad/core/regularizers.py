@@ -7,6 +7,7 @@ from torch import Tensor
 
 from ..errors import MeaningError, RolloutError
 from .credit import group_total
+from .divergences import bisect, check_beta
 from .families import check_influence_bound, clip_influence
 from .result import KLResult, assemble
 from .rollout import Rollout, check_tensors
@@ -120,10 +121,6 @@ def consistency_loss(rollout: Rollout, reward: Tensor, beta: float) -> Tensor:
 
 # The optima of max_π E_π[r] - β KL, in closed form, for distributions small enough to write down.
 
-BISECTIONS = 100
-"""Halvings of the bracket of log(λ* - max r). It is at most some thousands wide, and 2^-100 of that is below the
-precision of every float."""
-
 
 def reverse_optimum(ref_logp: Tensor, reward: Tensor, beta: float) -> Tensor:
     r"""The optimum of E_π[r] - β KL(π‖ref), as log-probs: π*(y) ∝ ref(y) exp(r(y)/β).
@@ -145,7 +142,7 @@ def reverse_optimum(ref_logp: Tensor, reward: Tensor, beta: float) -> Tensor:
         >>> reverse_optimum(torch.tensor([0.5, 0.5]).log(), torch.tensor([1.0, 0.0]), beta=1.0).exp()
         tensor([0.7311, 0.2689])
     """
-    _check(beta)
+    check_beta(beta)
     return torch.log_softmax(ref_logp + reward / beta, dim=-1)
 
 
@@ -176,7 +173,7 @@ def forward_optimum(ref_logp: Tensor, reward: Tensor, beta: float) -> Tensor:
         Grill, Altché, Tang, Hubert, Valko, Antonoglou and Munos, Monte-Carlo tree search as regularized policy
         optimization, ICML 2020, arXiv:2007.12509 (the closed form and its bisection).
     """
-    _check(beta)
+    check_beta(beta)
     if not bool(torch.isfinite(ref_logp).all()):
         raise MeaningError("a ref that gives every outcome some probability", "-inf or NaN", "remove such outcomes")
     gap = reward.amax(-1, keepdim=True) - reward  # >= 0, so that λ - r = slack + gap does not cancel
@@ -184,15 +181,9 @@ def forward_optimum(ref_logp: Tensor, reward: Tensor, beta: float) -> Tensor:
     # The masses β ref / (slack + gap) sum to at most 1 at slack = β; at slack = β ref(best) the best alone has 1.
     high = torch.full_like(gap[..., :1], math.log(beta))
     low = torch.where(gap == 0, scaled, -math.inf).amax(-1, keepdim=True)
-    for _ in range(BISECTIONS):
-        middle = (low + high) / 2
-        too_heavy = (scaled - torch.logaddexp(middle, gap.log())).logsumexp(-1, keepdim=True) > 0
-        low, high = torch.where(too_heavy, middle, low), torch.where(too_heavy, high, middle)
-    return torch.log_softmax(scaled - torch.logaddexp((low + high) / 2, gap.log()), dim=-1)
 
+    def log_masses(slack: Tensor) -> Tensor:
+        return scaled - torch.logaddexp(slack, gap.log())
 
-def _check(beta: float) -> None:
-    if not 0 < beta < float("inf"):
-        raise MeaningError(
-            "beta > 0", f"{beta:g}", "pass a positive, finite beta; at beta = 0 the optimum is an argmax"
-        )
+    low, high = bisect(lambda slack: log_masses(slack).logsumexp(-1, keepdim=True) > 0, low, high, high)
+    return torch.log_softmax(log_masses((low + high) / 2), dim=-1)

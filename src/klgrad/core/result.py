@@ -1,4 +1,4 @@
-"""`KLResult`, what a KL term returns; and estimates with standard errors over clusters, with samples of a stream."""
+"""`KLResult`, what a KL term returns; and estimates with standard errors over clusters."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -298,47 +298,6 @@ def ratio_of_means(total: Tensor, count: Tensor, group: Tensor | None = None) ->
     (ratio,) = RatioSums.of(units[:1], units[1]).estimates()
     mean, error = (x.to(total.dtype) for x in ratio)
     return Estimate(mean, error, ratio.clusters, ratio.degrees_of_freedom)
-
-
-SAMPLED = 2**20
-"""How many values quantiles are computed from. Of a longer stream at least half as many are kept, as a sample."""
-
-SPREAD, KEYS = 2654435769, 2**32
-"""The keys i x 2^32 / golden ratio, modulo 2^32, are spread evenly, also over every n-th i."""
-
-
-class StreamSample:
-    """An even sample of a stream of (..., N) values: all of them, until there are more than `limit`.
-
-    The i-th value is kept while its key is below a threshold, which halves whenever too many values are kept. Keeping
-    every n-th value instead would, for completions of n tokens, see a single position of them.
-    """
-
-    def __init__(self, limit: int = SAMPLED) -> None:
-        self.limit, self.below, self.seen, self._held = limit, KEYS, 0, 0
-        self._parts: list[tuple[Tensor, Tensor]] = []
-
-    def add(self, x: Tensor) -> None:
-        """Add the next values of the stream."""
-        step = torch.arange(self.seen, self.seen + x.shape[-1], device=x.device)
-        self.seen += x.shape[-1]
-        self._keep(x, ((step & 2**31 - 1) * SPREAD) & KEYS - 1)
-        while self._held > self.limit:
-            self.below //= 2
-            held, self._parts, self._held = self._parts, [], 0
-            for part in held:
-                self._keep(*part)
-
-    def _keep(self, x: Tensor, key: Tensor) -> None:
-        if self.below < KEYS:
-            stays = (key < self.below).nonzero()[:, 0]
-            x, key = x.index_select(-1, stays), key.index_select(0, stays)
-        self._parts.append((x, key))
-        self._held += len(key)
-
-    def values(self) -> Tensor:
-        """The kept values, in the order of the stream."""
-        return torch.cat([x for x, _ in self._parts], -1) if self._parts else torch.zeros(0)
 
 
 # What a term returns, and the one place where coefficients become a loss.

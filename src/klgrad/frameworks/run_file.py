@@ -58,12 +58,7 @@ def _text(path: Path) -> str:
 
 
 def loaded(text: str, path: Path) -> dict[Any, Any]:
-    """The content of a YAML or JSON file.
-
-    Args:
-        text: the content.
-        path: the file.
-    """
+    """The content of a YAML, JSON or TOML file, by its suffix."""
     import yaml
 
     try:
@@ -153,6 +148,9 @@ def _letters(name: str) -> str:
 
 LIKE_A_KL = re.compile(r"(?:^|[._])(?:kl|beta(?![a-z0-9])|estimator)")
 """A setting that may be of a KL, by its name."""
+
+CONFIGURATION_FILES = ("config", "config_name", "config_path", "override_config_file")
+"""Settings that name a file; the last one is Tunix's."""
 
 OWN_CONFIGURATIONS = ("ppo_trainer", "ppo_megatron_trainer")
 """Configurations of verl itself, whose defaults are those of `klgrad.frameworks.verl.KNOWN`."""
@@ -322,7 +320,7 @@ def _refuse_unread(read: Reading, framework: str, named: dict[str, Any], given: 
         written = ", ".join(f"{name}={text}" for name, text in open_values.items())
         values = " ".join(f"--set {name}=VALUE" for name in open_values)
         raise RunFileError("values that are known without running the script", written, f"add {values}")
-    for name, value in named.items():
+    for name, value in {**dict.fromkeys(read.not_literal), **named}.items():
         if any(other.startswith(f"{name}.") for other in reader.known) and value not in (None, ""):
             raise RunFileError(f"each setting of {name} by its own name", f"{name} as a whole", f"{remedy}")
         if name in names_like_a_kl([name], framework):
@@ -369,7 +367,7 @@ def _with_files(read: Reading, path: Path) -> Reading:
         return replace(read, settings={**base, **{n: x for n, x in read.settings.items() if n != "defaults"}})
     told = _framework_of(read)
     is_hydra = any(name in read.settings for name in ("config_name", "config_path", "config_dir"))
-    name = read.settings.get("config_name" if is_hydra else "config")
+    name = read.settings.get("config_name" if is_hydra else "config") or read.settings.get("override_config_file")
     if name is None and not is_hydra:
         return read
     folder = read.settings.get("config_path") or read.settings.get("config_dir")
@@ -385,7 +383,7 @@ def _with_files(read: Reading, path: Path) -> Reading:
         remedy = "give that file by --config, and what the script changes by --set NAME=VALUE"
         raise RunFileError("the settings of the run", f"{file}: what is in {file} is not read", remedy)
     base = {**(_defaults(found) if is_hydra else {}), **read_data(found)}
-    own_settings = {n: x for n, x in read.settings.items() if n not in ("config", "config_name", "config_path")}
+    own_settings = {n: x for n, x in read.settings.items() if n not in CONFIGURATION_FILES}
     note = f"With the settings of {found}."
     return replace(read, settings={**base, **own_settings}, notes=(*read.notes, note))
 

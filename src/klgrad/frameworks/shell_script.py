@@ -9,6 +9,7 @@ import operator
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,6 +43,9 @@ ANYTHING = "*"
 """Stands for every variable that is not assigned, once a command may have changed them all."""
 
 SHELLS = ("bash", "sh", "zsh")
+PERHAPS = "?"
+"""No variable has this name."""
+
 LONGEST = 100_000
 """Characters of a variable; a longer one is unknown. `A=$A$A` doubles."""
 
@@ -62,7 +66,7 @@ class Word(str):
 
     Attributes:
         environment: variables whose defaults are in it, as `BETA` in `${BETA:-0.04}`, and those that the script changes
-            in a way that is not followed.
+            in a way that is not followed; `PERHAPS` for a word that a branch adds to an array.
     """
 
     environment: tuple[str, ...]
@@ -293,14 +297,14 @@ class _Branch:
         keyword: what began it.
         outside: the variables before it.
         before: those at its beginning.
-        changed: those that a part of it may change.
+        changed: those that a part of it may change, with what it adds to arrays where it does no more.
         function: its name, if it is one.
     """
 
     keyword: str
     outside: Variables
     before: Variables
-    changed: set[str] = field(default_factory=set)
+    changed: Variables = field(default_factory=dict)
     function: str = ""
 
 
@@ -364,15 +368,23 @@ class _ShellScript:
     def _leave(self, *keywords: str) -> None:
         if any(map(self._innermost, keywords)):
             branch = self.branches.pop()
-            self.variables = branch.outside | dict.fromkeys(branch.changed)
-            self.functions[branch.function] = branch.changed
+            self.variables = branch.outside.copy()
+            for name, added in branch.changed.items():
+                before = branch.outside.get(name)
+                if added is None or before is None or branch.keyword == "function":
+                    self.variables[name] = None
+                else:
+                    self.variables[name] = [*before, *(Word(x, (PERHAPS,)) for x in added)]
+            self.functions[branch.function] = {*branch.changed}
 
-    def _put(self, values: Variables) -> None:
-        """Change variables, here and for what comes after the branches that are open."""
+    def _put(self, values: Variables, added: list[Word] | None = None) -> None:
+        """Change variables, or add words to one, here and for what comes after the branches that are open."""
         self.variables |= values
-        for branch in self.branches:
-            same = {name for name, words in values.items() if words is not None and words == branch.outside.get(name)}
-            branch.changed |= {*values} - (same if branch.keyword != "function" else set())
+        for branch, (name, words) in product(self.branches, values.items()):
+            same = words is not None and words == branch.outside.get(name)
+            if branch.keyword == "function" or not same:
+                before = branch.changed.get(name, [])
+                branch.changed[name] = None if added is None or before is None else [*before, *added]
 
     def _command(self, words: list[_RawWord]) -> Iterator[list[Word]]:
         """Assign variables, follow keywords, and give the words of a command."""
@@ -436,8 +448,10 @@ class _ShellScript:
         assert match is not None
         name, adds = match.groups()
         words: list[Word] | None
+        added = None
         if raw.array is not None:
             words = [word for element in raw.array for word in self._expand(element)]
+            added = words if adds else None
         else:  # which is not split into words
             value = _RawWord()
             value.pieces = [piece._replace(quoted=True) for piece in raw.pieces]
@@ -453,7 +467,7 @@ class _ShellScript:
                 words = [_join([before[0], words[0]], ""), *before[1:]]
         if words and sum(map(len, words)) > LONGEST:
             words = None
-        self._put({name: words})
+        self._put({name: words}, added if words is not None else None)
 
     def _expand(self, raw: _RawWord) -> list[Word]:
         """The words of one, with the variables in their places."""
@@ -481,8 +495,8 @@ class _ShellScript:
         raw = [Word(text)]
         if text in ("$(pwd)", "`pwd`", "$PWD", "${PWD}"):
             return [Word(Path.cwd())]
-        if text.startswith("$(("):
-            number = self._number(text[3:-2])
+        if arithmetic := re.fullmatch(r"\$\(\((.*)\)\)|\$\(expr (.*)\)", text, re.DOTALL):
+            number = self._number(arithmetic[1] or arithmetic[2])
             return raw if number is None else [Word(number)]
         if text.startswith(("$(", "`")):
             return raw
@@ -560,8 +574,8 @@ UNSET = re.compile(r"\$\{?[A-Za-z_]\w*(:?[-+][^}]*)?\}?")
 ARRAY = re.compile(r"\$\{\w+\[[@*]\]\}")
 """A variable of several words, which is no value of the flag before it."""
 
-PATH = re.compile(r"\$(\w+|\{\w+\})/[^=]*")
-"""A path below a folder that is not known: a second value of the flag before it."""
+LATER_VALUE = re.compile(r"\$(\w+|\{\w+(:-[^}]*)?\})/[^=]*|\$\(seq [^()]*\)")
+"""A path below a folder that is not known, or numbers: further values of the flag before it."""
 
 SHORT = {"-cn": "config_name", "-cp": "config_path", "-cd": "config_dir"}
 """Hydra's short flags."""
@@ -588,6 +602,7 @@ def settings_of(words: list[Word]) -> Reading | None:
     arguments = [word for word in words if not is_own(word)]
     settings: dict[str, Any] = {}
     environment: dict[str, tuple[str, ...]] = {}
+    not_literal: dict[str, str] = {}
     unset: list[str] = []
     unread: list[str] = []
     i = 0
@@ -607,7 +622,7 @@ def settings_of(words: list[Word]) -> Reading | None:
             if value is None and not word.startswith("~"):
                 continue  # a value of the flag before it
             value = value and _unquoted(value)
-        elif PATH.fullmatch(word):
+        elif LATER_VALUE.fullmatch(word):
             continue
         elif word.startswith("$") or ("$" in word.partition("=")[0] and "=" in word):
             (unset if UNSET.fullmatch(word) and not word.environment else unread).append(word)
@@ -617,12 +632,15 @@ def settings_of(words: list[Word]) -> Reading | None:
         if "$" in name:
             unread.append(word)
             continue
+        if PERHAPS in used:
+            not_literal[name] = f"{value} in a branch that may not run"
+            continue
         settings.pop(name, None)
         settings[name] = value
         environment[name] = used
     notes = ("The script's own arguments are not read.",) * (len(arguments) < len(words))
     found = {"unset": tuple(unset), "unread": tuple(unread), "notes": notes}
-    return Reading(settings, program=program, environment=environment, **found)
+    return Reading(settings, None, not_literal, program, environment, **found)
 
 
 def _unquoted(value: str) -> str:

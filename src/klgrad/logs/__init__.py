@@ -1,6 +1,6 @@
 """Examines the logs of a run: KL estimates, coefficients of the KL term, and whether trainer and sampler agree."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..errors import LogError as LogError
 
@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from .examination import LogReport as LogReport, examine as examine
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     """Import torch for rollouts only: scalar logs need none."""
     if name not in ("LogReport", "examine"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,368 +1,26 @@
-"""One pass over a log: its sums, the coefficients that a KL term gives to its tokens, and the report on them."""
+"""One pass over a log: its sums, those of its parts, and the coefficients that a KL term gives to its tokens."""
 
-import json
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from .. import zoo as cells
 from ..core.importance import ImportanceWeighting, Truncate
-from ..core.rollout import Rollout
+from ..core.rollout import Rollout, is_invalid, what_is_wrong
 from ..core.term import KLTerm, as_code
-from ..errors import KlgradError, LogError, MissingExtraError
-from ..reports import KLSums, MismatchSums, Ratios, Report
-from ..support import finite
-from ..targets import TARGETS, UNCORRECTED
+from ..errors import KlgradError, LogError, MissingExtraError, RolloutError
+from ..reports import KLSums, MismatchSums, Ratios
 from ..zoo import Cell
-from .mismatch import Cause, Evidence, Lags, Padding, cause_of
-from .reader import (
-    CHUNK_TOKENS,
-    LONGEST_IDENTIFIER,
-    Chunk,
-    Known,
-    Log,
-    PaddedBatch,
-    describe,
-    files_of,
-    open_log,
-    padded_batches,
-)
-
-# The report on a log, and on each part of it, as text and as JSON.
-
-HARDLY = 0.05
-"""Relative difference of coefficients below which an unsound cell makes little difference on this data."""
-
-STALE = 0.5
-"""Effective sample size of sequence ratios, as a share, below which the tokens count as sampled from another policy."""
-
-RARE = 1e-4
-"""Smallest share of tokens in a dead zone that is mentioned."""
-
-APART = 0.5
-"""Relative difference from the sequence-level coefficients above which the report explains it."""
-
-
-@dataclass(frozen=True)
-class CoefficientComparison:
-    """The coefficients c of a cell compared with the coefficients s of a term, over all tokens.
-
-    `relative_difference` is ‖c - s‖ / ‖s‖; `correlation` is NaN if c or s is constant; `scale` is the multiple of s
-    nearest to c.
-    """
-
-    term: str
-    relative_difference: float
-    correlation: float
-    scale: float
-    largest: float
-    largest_sound: float
-
-
-@dataclass(frozen=True, eq=False)
-class LogPart:
-    """The completions with one value in the column; there is no `mismatch` without log-probs of the sampler."""
-
-    label: object
-    rows: int
-    tokens: int
-    kl: Report
-    mismatch: Report | None
-
-    def to_dict(self) -> dict[str, object]:
-        return {
-            "value": self.label,
-            "rows": self.rows,
-            "tokens": self.tokens,
-            "report": self.kl.metrics(),
-            "intervals": self.kl.intervals(),
-            "mismatch": None if self.mismatch is None else self.mismatch.metrics(),
-        }
-
-
-@dataclass(frozen=True, eq=False)
-class LogReport:
-    """The result of `examine`.
-
-    Attributes:
-        file: the path of the log, or what was given and how many files that is.
-        columns: role to the name of the column that was read.
-        rows: number of completions.
-        tokens: number of live tokens.
-        kl: the `kl_report` of the whole file.
-        cell: the KL loss in use.
-        comparisons: its coefficients compared with the sound ones, by level.
-        dead_share: share of tokens in a dead zone: the sound coefficient is not zero, but that of the cell is.
-        mismatch: the `mismatch_report`; None without log-probs of the sampler.
-        cause: the likely cause of the mismatch; None without log-probs of the sampler.
-        reference: how well π and ref are aligned.
-        padding: rows that look padded.
-        parts: the same KLs for each value of the column `by`; empty without one.
-        cell_is_assumed: whether `cell` was not named.
-
-    Example:
-        >>> import tempfile
-        >>> from pathlib import Path
-        >>> from klgrad.logs import examine
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     path = Path(folder) / "log.jsonl"
-        ...     _ = path.write_text('{"log_prob": [-1.0, -0.5], "ref_log_prob": [-1.1, -0.4]}')
-        ...     report = examine(path)
-        >>> report.columns
-        {'logp': 'log_prob', 'ref_logp': 'ref_log_prob'}
-        >>> sorted(report.to_dict())[:3]
-        ['advice', 'cell', 'columns']
-    """
-
-    file: str
-    columns: dict[str, str]
-    rows: int
-    tokens: int
-    kl: Report
-    cell: Cell
-    comparisons: dict[str, CoefficientComparison]
-    dead_share: float
-    mismatch: Report | None
-    cause: Cause | None
-    reference: Lags
-    padding: Padding
-    parts: list[LogPart] = field(default_factory=list)
-    cell_is_assumed: bool = False
-
-    @property
-    def notes(self) -> list[str]:
-        """Remarks on how the file was read, and on the limits of its numbers."""
-        notes = []
-        if "logp" in self.columns and self.columns["logp"].lower().startswith(
-            ("old", "prev", "prox", "pi_old", "b_log")
-        ):
-            notes.append(f"`{self.columns['logp']}` is used as logp: at the start of an update π is the old policy.")
-        if self.padding.share > 0.01:
-            notes.append(
-                f"There is no mask, and {self.padding.share:.0%} of the rows end in log-probs of exactly 0. If these "
-                "are padding, every mean per token is too small: log the completion mask."
-            )
-        if "behavior_logp" not in self.columns and "old_logp" in self.columns:
-            notes.append("Ratios are π/old; the sampler's own log-probs are not in the file.")
-        if self._is_at_the_reference:
-            notes.append(
-                "π equals ref at every token: this is expected before the first update; later it means that ref is "
-                "not held fixed."
-            )
-        elif self._is_stale:
-            notes.append("The tokens are not sampled from π, and the KLs to the reference are not corrected for this.")
-        if self.cell_is_assumed and not self._is_at_the_reference:
-            notes.append(
-                f"The log does not say which KL loss the run has: {self.cell.name} is assumed. Name yours by --cell; "
-                "if β is 0 there is none, and what follows about its coefficients does not apply."
-            )
-        return notes
-
-    @property
-    def _is_at_the_reference(self) -> bool:
-        return float(self.kl.scalars["log_ratio/abs_max"]) == 0
-
-    @property
-    def _is_stale(self) -> bool:
-        return float(self.kl.scalars.get("ratio/sequence/effective_sample_size", 1.0)) < STALE
-
-    @property
-    def explanation(self) -> str:
-        """Why a token-level loss is far from the sequence-level KL; empty if it is not."""
-        token, sequence = (self.comparisons[level].relative_difference for level in ("token", "sequence"))
-        if not sequence > max(APART, token):
-            return ""
-        return (
-            "Whole completions: here the coefficient of a token also contains the KL of all later tokens. A "
-            "token-level loss always differs much from this, so a large difference in this column is no error: compare "
-            "such a loss token by token."
-        )
-
-    @property
-    def advice(self) -> list[str]:
-        """What to change, most important first. Findings that depend on misaligned columns are left out."""
-        advice = self._advise_on_alignment()
-        after = " Then log again: there is another cause." if self.cause and self.cause.alone is False else ""
-        cause = [f"{self.cause.remedy}{after}"] if self.cause is not None and self.cause.remedy else []
-        advice = [*advice, *cause, *([] if advice else self._advise_on_loss()), *self._advise_on_staleness()]
-        if advice:
-            return advice
-        if self._is_at_the_reference:
-            return ["The KL term cannot be examined: π equals ref at every token."]
-        if self.cause is None:
-            return ["Nothing to change in reference and KL term; whether trainer and sampler agree is unknown."]
-        return ["Nothing to change: no fault of trainer, reference or KL term was found in these data."]
-
-    def _advise_on_alignment(self) -> list[str]:
-        shift = self.reference.shift()
-        if not shift:
-            return []
-        where = "next" if shift > 0 else "previous"
-        return [
-            f"Align `{self.columns['ref_logp']}`: its entry for the {where} token fits `{self.columns['logp']}` better "
-            f"(root mean square difference {self.reference.rms(shift):.3g}, {self.reference.rms(0):.3g} as logged)."
-        ]
-
-    def _advise_on_loss(self) -> list[str]:
-        off = self.comparisons["token"].relative_difference
-        what = TARGETS[self.cell.descends.on_policy].phrase
-        if self.cell.instead is None or off != off:  # if π equals ref, there is nothing to compare
-            return []
-        dead_zone = self.dead_share >= RARE
-        if off < HARDLY and not dead_zone and self.cell.descends.on_policy == "reverse-kl-token":
-            return []
-        if off < HARDLY and not dead_zone:
-            return [
-                f"{self._named} descends {what}. This near to ref, its coefficients differ from those of the "
-                f"token-level reverse KL by only {off:.1%}; the difference grows when π moves away from ref. "
-                f"{self.cell.instead}"
-            ]
-        dead = f", and are zero on {self.dead_share:.2%} of the tokens" if dead_zone else ""
-        return [
-            f"{self._named} descends {what}: on these tokens its coefficients differ from those of the token-level "
-            f"reverse KL by {off:.0%}{dead}. {self.cell.instead}"
-        ]
-
-    @property
-    def _named(self) -> str:
-        return f"If the KL loss of the run is {self.cell.name}: it" if self.cell_is_assumed else self.cell.name
-
-    def _advise_on_staleness(self) -> list[str]:
-        has_cause = self.cause is not None and self.cause.name not in ("none", "systematic", "unexplained")
-        off_policy = self.cell.descends.off_policy
-        if not self._is_stale or has_cause or (TARGETS[off_policy].has_gradient and off_policy not in UNCORRECTED):
-            return []
-        left = float(self.kl.scalars["ratio/sequence/effective_sample_size"])
-        return [
-            f"The tokens are sampled from another policy (effective sample size {left:.0%} of the completions): use "
-            f"importance weights in the KL term, {self.comparisons['sequence'].term}."
-        ]
-
-    def to_dict(self) -> dict[str, object]:
-        """Plain data, ready for JSON."""
-        mismatch = None
-        if self.mismatch is not None and self.cause is not None:
-            mismatch = {
-                "metrics": self.mismatch.metrics(),
-                "intervals": self.mismatch.intervals(),
-                "cause": asdict(self.cause),
-            }
-        return {
-            "file": self.file,
-            "columns": self.columns,
-            "rows": self.rows,
-            "tokens": self.tokens,
-            "report": self.kl.metrics(),
-            "intervals": self.kl.intervals(),
-            "cell": {
-                "name": self.cell.name,
-                "descends_on_policy": self.cell.descends.on_policy,
-                "descends_off_policy": self.cell.descends.off_policy,
-                "share_in_dead_zone": self.dead_share,
-                "against": {level: asdict(x) for level, x in self.comparisons.items()},
-            },
-            "mismatch": mismatch,
-            **({"by": [part.to_dict() for part in self.parts]} if "by" in self.columns else {}),
-            "notes": self.notes,
-            "advice": self.advice,
-        }
-
-
-def to_json(report: LogReport) -> str:
-    """The report as JSON; numbers that are not finite are null."""
-    return json.dumps(finite(report.to_dict()), indent=2, ensure_ascii=False) + "\n"
-
-
-# The tables of the report.
-
-MEANINGS = {
-    "kl/reverse/exact": "KL(π‖ref), exact",
-    "kl/forward/exact": "KL(ref‖π), exact",
-    "kl/reverse/k1": "KL(π‖ref) by k1",
-    "kl/reverse/k2": "KL(π‖ref) by k2 (biased)",
-    "kl/reverse/k3": "KL(π‖ref) by k3",
-    "kl/forward/k3": "KL(ref‖π) by k3",
-    "kl/mismatch/k1": "KL(sampler‖trainer) by k1",
-    "kl/mismatch/k2": "KL(sampler‖trainer) by k2 (biased)",
-    "kl/mismatch/k3": "KL(sampler‖trainer) by k3",
-    "kl/mismatch_of_trainer/k3": "KL(trainer‖sampler) by k3",
-}
-"""What the estimates of both reports mean, in the order of the tables."""
-
-
-class Quantity(NamedTuple):
-    """A quantity of each part: the title of its figure, the head of its column, its report and its name there."""
-
-    title: str
-    head: str
-    report: str
-    name: str
-
-
-QUANTITIES = (
-    Quantity("KL(π‖ref) by k3, nats per token", "KL(π‖ref) by k3, per token", "kl", "kl/reverse/k3/per_token"),
-    Quantity("KL(π‖ref) by k1, nats per completion", "by k1, per completion", "kl", "kl/reverse/k1/per_sequence"),
-    Quantity(
-        "KL(sampler‖trainer) by k3, nats per token",
-        "KL(sampler‖trainer) by k3, per token",
-        "mismatch",
-        "kl/mismatch/k3/per_token",
-    ),
-    Quantity(
-        "Effective sample size, share of the completions",
-        "effective sample size",
-        "mismatch",
-        "ratio/sequence/effective_sample_size",
-    ),
-)
-LENGTH = Quantity("Tokens per completion", "", "kl", "length/mean")
-"""The table has the mean length in a column of its own."""
-
-
-def estimate_rows(report: Report) -> list[list[str]]:
-    """Meaning, value per token and value per completion of each estimate."""
-    units = ("per_token", "per_sequence")
-    named = [(name, text) for name, text in MEANINGS.items() if f"{name}/per_token" in report.estimates]
-    return [[text, *(str(report.estimates[f"{name}/{unit}"]) for unit in units)] for name, text in named]
-
-
-def part_heads(report: LogReport) -> list[str]:
-    return [
-        report.columns.get("by", ""),
-        "completions",
-        "tokens each",
-        *(quantity.head for quantity in _quantities_of(report)),
-    ]
-
-
-def part_rows(report: LogReport) -> list[list[str]]:
-    rows = []
-    for part in report.parts:
-        reports = {"kl": part.kl, "mismatch": part.mismatch}
-        label = str(part.label)
-        if len(label) > LONGEST_IDENTIFIER:  # JSON has it whole
-            label = f"{label[: LONGEST_IDENTIFIER - 1]}…"
-        cells = [_cell(reports[quantity.report], quantity.name) for quantity in _quantities_of(report)]
-        rows.append([label, f"{part.rows:,}", f"{part.tokens / part.rows:.4g}", *cells])
-    return rows
-
-
-def _quantities_of(report: LogReport) -> list[Quantity]:
-    return [quantity for quantity in QUANTITIES if quantity.report == "kl" or report.mismatch is not None]
-
-
-def _cell(report: Report | None, name: str) -> str:
-    if report is None:
-        return "–"
-    if name in report.estimates:
-        return str(report.estimates[name])
-    return f"{float(report.scalars[name]):.1%}" if name in report.scalars else "–"
-
+from .log_report import CoefficientComparison, LogPart, LogReport
+from .mismatch import Evidence, Lags, cause_of
+from .reader import CHUNK_TOKENS, Chunk, Known, Log, describe, files_of, open_log
 
 # One pass over a log.
 
@@ -417,11 +75,11 @@ def examine(
     chosen = cell_of(cell or ASSUMED_CELL)
     paths = [path] if isinstance(path, Path) else list(path)
     files, known = files_of(paths), Known()
-    wanted = {**(columns or {}), **({} if by is None else {"by": by})}
+    roles = {**(columns or {}), **({} if by is None else {"by": by})}
     logs: list[Log] = []
     for file in files:
         with _name_file(file, len(files)):
-            logs.append(open_log(file, wanted))
+            logs.append(open_log(file, roles))
     _check_columns(files, logs)
     sums = _Sums(chosen, logs[0].columns)
     for i, (file, log) in enumerate(zip(files, logs, strict=True)):
@@ -429,8 +87,8 @@ def examine(
             for chunk in log.chunks(chunk_tokens, known):
                 sums.add(chunk)
                 progress(*((chunk.share, 1) if len(files) == 1 else (i, len(files))))
-    if not sums.kl.lengths.tokens:
-        rows = sums.kl.lengths.rows
+    if not sums.whole.kl.lengths.tokens:
+        rows = sums.whole.kl.lengths.rows
         raise LogError(
             "a log with at least one live token",
             f"{rows} row{'s' * (rows != 1)} without live tokens" if rows else f"{files[0]}, which has no rows",
@@ -462,13 +120,30 @@ def _check_columns(files: list[Path], logs: list[Log]) -> None:
             )
 
 
+class Padding:
+    """Rows whose last token has log-prob exactly 0 in every column: padding that no mask covers."""
+
+    def __init__(self) -> None:
+        self.rows = self.suspect = 0
+
+    def add(self, chunk: Chunk) -> None:
+        last = (chunk.lengths.cumsum(0) - 1)[chunk.lengths > 0]
+        zero = torch.ones(len(last), dtype=torch.bool)
+        for x in chunk.columns.values():
+            zero &= x[last] == 0
+        self.rows += len(last)
+        self.suspect += int(zero.sum())
+
+    @property
+    def share(self) -> float:
+        return self.suspect / max(self.rows, 1)
+
+
 class _Sums:
     def __init__(self, cell: Cell, columns: dict[str, str]) -> None:
         self.cell, self.columns = cell, columns
-        self.kl, self.lags, self.padding = KLSums(), Lags(), Padding()
+        self.whole, self.lags, self.padding = RowSums("old_logp" in columns), Lags(), Padding()
         self.coefficients = CoefficientSums(cell, "behavior_logp" in columns or "old_logp" in columns)
-        # Without an old policy the trainer is π itself, and has the same ratios to the sampler.
-        self.mismatch = MismatchSums(ratios=None if "old_logp" in columns else self.kl.ratios)
         self.evidence = Evidence() if "behavior_logp" in columns else None
         self.by = PartSums(columns["by"], "old_logp" in columns) if "by" in columns else None
 
@@ -477,29 +152,28 @@ class _Sums:
             self.padding.add(chunk)
         for batch in padded_batches(chunk):
             rollout = batch.rollout
-            self.kl.add(rollout, batch.group)
+            self.whole.add(rollout, batch.trainer, batch.group)
             if self.by is not None:
                 self.by.add(batch)
             self.coefficients.add(rollout)
             self.lags.add(rollout.logp.detach(), rollout.ref_logp, rollout.mask)
             if self.evidence is not None and batch.trainer is not None:
-                self.mismatch.add(batch.trainer, batch.group)
                 self.evidence.add(batch.trainer, batch.group)
 
     def report(self, file: str, labels: list[object]) -> LogReport:
-        evidence, kl = self.evidence, self.kl.report()
+        evidence, kl, lengths = self.evidence, self.whole.kl.report(), self.whole.kl.lengths
         ratios = [kl.scalars.get(f"ratio/sequence/{name}") for name in ("mean", "effective_sample_size")]
         on_policy = all(x is not None and abs(float(x) - 1) < ON_POLICY for x in ratios)
         return LogReport(
             file=file,
             columns=self.columns,
-            rows=self.kl.lengths.rows,
-            tokens=self.kl.lengths.tokens,
+            rows=lengths.rows,
+            tokens=lengths.tokens,
             kl=kl,
             cell=self.cell,
             comparisons=self.coefficients.comparisons(on_policy=on_policy),
             dead_share=self.coefficients.dead_share,
-            mismatch=None if evidence is None else self.mismatch.report(),
+            mismatch=None if evidence is None else self.whole.mismatch.report(),
             cause=None if evidence is None else cause_of(evidence),
             reference=self.lags,
             padding=self.padding,
@@ -507,8 +181,99 @@ class _Sums:
         )
 
 
+class RowSums:
+    """The KLs and the mismatch of some rows, with quantiles of at most `kept` ratios."""
+
+    def __init__(self, has_old_policy: bool, kept: int | None = None) -> None:
+        self.kl = KLSums(Ratios(kept))
+        # Without an old policy the trainer is π itself, and has the same ratios to the sampler.
+        self.mismatch = MismatchSums(ratios=Ratios(kept) if has_old_policy else self.kl.ratios)
+        self._has_old_policy = has_old_policy
+
+    def add(self, rollout: Rollout, trainer: Rollout | None, group: Tensor | None) -> None:
+        self.kl.add(rollout, group)
+        if trainer is not None:
+            self.mismatch.add(trainer, group)
+            if self._has_old_policy:  # a `MismatchSums` that was given ratios leaves them to its caller
+                self.mismatch.ratios.add(trainer)
+
+
 ON_POLICY = 0.01
 """If the mean and the effective sample size of sequence ratios are this near to 1, the data count as on-policy."""
+
+
+# A chunk as padded batches, for the formulas of this package.
+
+BATCH_CELLS = 2**17
+"""Cells of a padded batch, including padding. It fits into the cache of a core, so memory is not the limit."""
+
+
+@dataclass(frozen=True)
+class PaddedBatch:
+    """Rows of similar length as one padded batch, with the prompt and the part of each if they are known.
+
+    `rollout` has π and ref, with the sampler of the file, or else its old policy, as μ. `trainer` has the trainer's
+    policy at the time of sampling, with μ both as reference and as sampler; it needs `behavior_logp`.
+    """
+
+    rollout: Rollout
+    trainer: Rollout | None
+    group: Tensor | None
+    by: Tensor | None
+
+
+def padded_batches(chunk: Chunk) -> Iterator[PaddedBatch]:
+    """Cut a chunk into padded batches. Rows are sorted by length, so that there is little padding."""
+    order = torch.argsort(chunk.lengths, stable=True)
+    starts = chunk.starts
+    for index in _cut(order, chunk.lengths):
+        try:
+            yield _pad(chunk, index, starts)
+        except RolloutError:
+            _raise_with_place(chunk)
+            raise
+
+
+def _cut(order: Tensor, lengths: Tensor) -> Iterator[Tensor]:
+    """Runs of rows whose padded size is within `BATCH_CELLS`, or single rows."""
+    width = lengths[order].clamp(min=1).tolist()
+    begin = 0
+    for i, longest in enumerate(width):
+        if i > begin and (i - begin + 1) * longest > BATCH_CELLS:
+            yield order[begin:i]
+            begin = i
+    yield order[begin:]
+
+
+def _pad(chunk: Chunk, index: Tensor, starts: Tensor) -> PaddedBatch:
+    lengths = chunk.lengths[index]
+    steps = torch.arange(max(1, int(lengths.max())))
+    mask = steps < lengths[:, None]
+    at = torch.where(mask, starts[index][:, None] + steps, 0)
+    # Without a live token in the chunk there is nothing to take from.
+    padded = {role: x[at] if len(x) else torch.zeros(at.shape, dtype=x.dtype) for role, x in chunk.columns.items()}
+    logp = padded["logp"].requires_grad_()  # the coefficients of a cell are gradients
+    behavior, old = padded.get("behavior_logp"), padded.get("old_logp")
+    sampler = old if behavior is None else behavior
+    rollout = Rollout(logp, padded["ref_logp"], mask, behavior_logp=sampler)
+    trainer = None
+    if behavior is not None:
+        trainer = Rollout((logp if old is None else old).detach(), behavior, mask, behavior_logp=behavior)
+    group, by = (chunk.per_row[role][index] if role in chunk.per_row else None for role in ("group", "by"))
+    return PaddedBatch(rollout, trainer, group, by)
+
+
+def _raise_with_place(chunk: Chunk) -> None:
+    """Raise an error for the first invalid value in the order of the file, with its row and column name there."""
+    places: list[tuple[int, str]] = []
+    for role, x in chunk.columns.items():
+        invalid = torch.nonzero(is_invalid(x))
+        places += [(int(invalid[0]), role)] if len(invalid) else []
+    if places:
+        at, role = min(places)
+        row = int(torch.searchsorted(chunk.lengths.cumsum(0), at, right=True))
+        place = chunk.place(row, at - int(chunk.starts[row]))
+        raise LogError(*what_is_wrong(float(chunk.columns[role][at]), chunk.names[role], place))
 
 
 # The coefficients of a cell on the tokens of the data, compared with those of the sound terms.
@@ -622,54 +387,37 @@ class PartSums:
 
     def __init__(self, name: str, has_old_policy: bool) -> None:
         self._name, self._has_old_policy = name, has_old_policy
-        self._sums: dict[int, _SumsOfPart] = {}
+        self._sums: dict[int, RowSums] = {}
+        self._groups: dict[int, dict[int, int]] = {}
 
     def add(self, batch: PaddedBatch) -> None:
         """Add a batch, row by row to the parts that its rows belong to."""
         assert batch.by is not None  # the column was chosen
-        for number in batch.by.unique().tolist():
-            if number not in self._sums:
-                if len(self._sums) >= MOST_LABELS:
-                    raise LogError(
-                        f"at most {MOST_LABELS:,} different values in `{self._name}`",
-                        "more",
-                        "choose a column with fewer values, such as the step",
-                    )
-                self._sums[number] = _SumsOfPart(self._has_old_policy)
-            self._sums[number].add(batch, torch.nonzero(batch.by == number)[:, 0])
+        for part in batch.by.unique().tolist():
+            if part not in self._sums and len(self._sums) >= MOST_LABELS:
+                raise LogError(
+                    f"at most {MOST_LABELS:,} different values in `{self._name}`",
+                    "more",
+                    "choose a column with fewer values, such as the step",
+                )
+            sums = self._sums.setdefault(part, RowSums(self._has_old_policy, KEPT))
+            index, group = torch.nonzero(batch.by == part)[:, 0], None
+            if batch.group is not None:  # numbered within the part: sums are stored for all numbers up to the largest
+                known = self._groups.setdefault(part, {})
+                group = torch.tensor([known.setdefault(x, len(known)) for x in batch.group[index].tolist()])
+            trainer = None if batch.trainer is None else _take_rows(batch.trainer, index)
+            sums.add(_take_rows(batch.rollout, index), trainer, group)
 
     def parts(self, labels: list[object]) -> list[LogPart]:
         """The parts that have a live token, by increasing value if all values are numbers."""
-        parts = [sums.part(labels[number]) for number, sums in self._sums.items() if sums.kl.lengths.tokens]
+        parts = []
+        for number, sums in self._sums.items():
+            lengths = sums.kl.lengths
+            if lengths.tokens:
+                mismatch = sums.mismatch.report() if sums.mismatch.lengths.rows else None
+                parts.append(LogPart(labels[number], lengths.rows, lengths.tokens, sums.kl.report(), mismatch))
         numeric = all(isinstance(part.label, int | float) for part in parts)
-        value: Any = lambda part: part.label
-        return sorted(parts, key=value) if numeric else parts
-
-
-class _SumsOfPart:
-    def __init__(self, has_old_policy: bool) -> None:
-        self.kl = KLSums(Ratios(KEPT))
-        self.mismatch = MismatchSums(ratios=Ratios(KEPT) if has_old_policy else self.kl.ratios)
-        self._has_old_policy = has_old_policy
-        self._groups: dict[int, int] = {}
-
-    def add(self, batch: PaddedBatch, index: Tensor) -> None:
-        group = None
-        if (
-            batch.group is not None
-        ):  # numbered from 0 within the part: sums are stored for all numbers up to the largest
-            numbers = (self._groups.setdefault(x, len(self._groups)) for x in batch.group[index].tolist())
-            group = torch.tensor(list(numbers))
-        self.kl.add(_take_rows(batch.rollout, index), group)
-        if batch.trainer is not None:
-            trainer = _take_rows(batch.trainer, index)
-            self.mismatch.add(trainer, group)
-            if self._has_old_policy:  # a `MismatchSums` that was given ratios leaves them to its caller
-                self.mismatch.ratios.add(trainer)
-
-    def part(self, label: object) -> LogPart:
-        mismatch = self.mismatch.report() if self.mismatch.lengths.rows else None
-        return LogPart(label, self.kl.lengths.rows, self.kl.lengths.tokens, self.kl.report(), mismatch)
+        return sorted(parts, key=lambda part: cast(float, part.label)) if numeric else parts
 
 
 def _take_rows(rollout: Rollout, index: Tensor) -> Rollout:

@@ -390,8 +390,7 @@ class Topic:
     Attributes:
         threads: as OWNER/NAME#NUMBER, on GitHub.
         asks: the question or the report.
-        answer: what answers it; it begins with "In part" where that is not all, and with "Not answered" where nothing
-            does.
+        answer: what answers it; "In part" begins one that is not all, "Not answered" one that is none.
         symptoms: the names of the symptoms that it shows, if any.
     """
 

@@ -1,11 +1,9 @@
 """`KLCallback`: reports the KL of a run of any TRL trainer, and whether its β acts."""
 
-import itertools
-import re
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
@@ -13,16 +11,17 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 from transformers import Trainer, TrainerCallback, TrainerState, TrainingArguments
+from trl.trainer.grpo_trainer import GRPOTrainer
 
 from ..core.rollout import Rollout
-from ..errors import KlgradError, MeaningError, MissingExtraError
+from ..errors import KlgradError, MeaningError, MissingExtraError, RunError
 from ..support import Json, Model, ensure_folder, write_whole
 from . import compat
 from .compat import NEEDED, REF_LOGP, SAMPLER_LOGP, Batch, has_adapters, loss_leaves_no_trace
-from .contract import GENERATE, LOSS, PREPARE, Observer, scores_a_reference, trainer_of
+from .contract import GENERATE, LOG, LOSS, PREPARE, Observer, trainer_of
 from .metrics import Window
 from .reference import Columns, Passes, Reference, StartWeights
-from .scorer import everywhere
+from .scorer import gather_rows
 
 # Per-token log-probs of a run as Parquet, one file per measured step; `klgrad logs FOLDER` reads them.
 
@@ -36,34 +35,18 @@ PER_TOKEN = {
 """The columns of lists, each with one entry per live token; a role that a run does not have has no column."""
 
 
-RUN = b"klgrad.run"
-"""The key in a file's metadata for the output folder of its run."""
-
-
 class RolloutFiles:
-    """Writes a file per step into a folder, or into a numbered folder inside it if it has the files of another run."""
+    """Writes a file per step into a folder."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = self._given = folder
-        self._run = ""
+        self.folder = folder
 
-    def begin(self, step: int, run: str) -> bool:
-        """Choose the folder before training from `step` on; return whether the given one has the files of another run.
-
-        A run that continues removes its files of later steps: it makes these steps again. `run` tells it from others:
-        its output folder.
-        """
-        _, pq = _pyarrow()
-        self._run = run
-        numbered = (self._given if n == 1 else self._given / f"run-{n}" for n in itertools.count(1))
-        named = lambda path: ((pq.read_schema(path).metadata or {}).get(RUN) or b"").decode()
-        mine = lambda files: not files or (step > 0 and named(files[0]) == run)
-        self.folder = next(folder for folder in numbered if mine(_files(folder)))
+    def begin(self, step: int) -> None:
+        """Prepare the folder before training from `step` on; a new run is not mixed with another one's files."""
+        _pyarrow()
+        if step == 0 and any(self.folder.glob("step-*.parquet")):
+            raise RunError("a folder without files of another run", f"{self.folder}", "name another folder")
         ensure_folder(self.folder)
-        for path in _files(self.folder):
-            if (step_of(path) or 0) > step:
-                path.unlink()
-        return self.folder != self._given
 
     def write(self, step: int, batches: list[Columns]) -> None:
         """Write the completions of one step: the columns of its micro-batches, of all processes."""
@@ -75,18 +58,8 @@ class RolloutFiles:
                 rows[name] = pa.array(lists, pa.list_(pa.from_numpy_dtype(lists[0].dtype)))
         rows["step"] = [step] * len(rows["group"])
         sink = pa.BufferOutputStream()
-        table = pa.table(rows).replace_schema_metadata({RUN: self._run})
-        pq.write_table(table, sink, compression="zstd")
+        pq.write_table(pa.table(rows), sink, compression="zstd")
         write_whole(self.folder / f"step-{step:08d}.parquet", sink.getvalue().to_pybytes())
-
-
-def step_of(path: Path) -> int | None:
-    named = re.fullmatch(r"step-(\d+)\.parquet", path.name)
-    return None if named is None else int(named[1])
-
-
-def _files(folder: Path) -> list[Path]:
-    return sorted(folder.glob("step-*.parquet"))
 
 
 def _live(x: Tensor, mask: Tensor, dtype: torch.dtype) -> list[Any]:
@@ -116,27 +89,22 @@ PROBES, LARGEST = 8, 2**20
 """The gradient is looked at for a few of the last parameters, each of at most this many elements."""
 
 SHIFT = 1.0
-"""Nats by which the reference's log-probs are moved for the second look."""
+"""Nats by which the reference's log-probs are moved. As they are they would not do: where π = ref, the KL's gradient is
+0."""
 
 NOISE = 10.0
 """A change of the gradient is one if it exceeds this multiple of the difference between two equal evaluations."""
 
 
 class BetaCheck:
-    """Wraps the training loss until there is a verdict.
+    """Wraps the training loss until there is a verdict: whether ∂L/∂θ is another with another reference.
 
-    The first look costs one forward pass: the reference's log-probs r are given to the loss as a leaf of the graph, and
-    ∂²L/∂r∂θ is computed, which is zero if and only if ∂L/∂θ does not depend on r near its values. (∂L/∂θ itself would
-    not do: where π = ref the KL has the gradient 0.) A loss that detaches r has no such derivative; so before a verdict
-    against it, on the next micro-batch, ∂L/∂θ is computed with r and with r - 1.
-
-    The training has a graph of its own: some layers, such as Liger's, overwrite in a backward pass what another pass of
-    the same graph needs.
+    It costs three forward passes, once. The training has a graph of its own: some layers, such as Liger's, overwrite in
+    a backward pass what another pass of the same graph needs.
     """
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
-        self._looks = 0
         beta = getattr(trainer, "beta", 0.0)
         self.beta = float(beta) if isinstance(beta, int | float) else 0.0
         self.verdict: Verdict | None = None
@@ -144,35 +112,22 @@ class BetaCheck:
     @property
     def is_due(self) -> bool:
         """Whether there is something to look at: β is set, and the loss is one that reads the reference's log-probs."""
-        return self.beta > 0 and self.verdict is None and scores_a_reference(self._trainer)
+        return self.beta > 0 and self.verdict is None and isinstance(self._trainer, GRPOTrainer)
 
     def __call__(self, loss: Loss, model: Model, batch: Batch) -> Tensor:
-        """The training loss of a micro-batch, after or before a look at it."""
+        """The training loss of a micro-batch, after a look at it."""
         # Each process must have a token to train on. All look, or none: the loss exchanges metrics.
-        if not self.is_due or not self._of_all(int(compat.sampled_tokens(batch).any())).min():
-            return loss(model, batch)
-        if REF_LOGP not in batch:
-            self.verdict = "does not move"  # the loss has nothing to compute a KL from
-            return loss(model, batch)
-        self._looks += 1
-        look = self._first_look if self._looks == 1 else self._second_look
-        try:
-            verdict = look(loss, model, batch)
-        except Exception:  # too little memory, for example: the training goes on
-            if self._trainer.accelerator.num_processes > 1:
-                raise  # the others wait for this process within the loss
-            verdict = "unknown"
-        # All processes must take the same way: one that sees a dependence is enough.
-        order: tuple[Verdict, ...] = ("unknown", "does not move", "moves")
-        verdict = order[int(self._of_all(order.index(verdict)).max())]
-        if self._looks > 1 or verdict == "moves":
-            self.verdict = verdict
+        if self.is_due and self._of_all(int(compat.sampled_tokens(batch).any())).min():
+            try:
+                verdict = self._look(loss, model, batch)
+            except Exception:  # too little memory, for example: the training goes on
+                if self._trainer.accelerator.num_processes > 1:
+                    raise  # the others wait for this process within the loss
+                verdict = "unknown"
+            # All processes must take the same way: one that sees a dependence is enough.
+            order: tuple[Verdict, ...] = ("unknown", "does not move", "moves")
+            self.verdict = order[int(self._of_all(order.index(verdict)).max())]
         return loss(model, batch)
-
-    def _first_look(self, loss: Loss, model: Model, batch: Batch) -> Verdict:
-        ref_logp = compat.reference_log_probs(batch).detach().clone().requires_grad_()
-        with self._apart(model):
-            return _depends(loss(model, {**batch, REF_LOGP: ref_logp}), ref_logp, probes(model))
 
     def message(self) -> str:
         """The warning for a verdict against the loss."""
@@ -184,24 +139,20 @@ class BetaCheck:
             "saves the reference's memory and time. KLCallback(check_beta=False) silences this"
         )
 
-    def _second_look(self, loss: Loss, model: Model, batch: Batch) -> Verdict:
-        ref_logp, parameters = compat.reference_log_probs(batch), probes(model)
+    def _look(self, loss: Loss, model: Model, batch: Batch) -> Verdict:
+        if REF_LOGP not in batch:
+            return "does not move"  # the loss has nothing to compute a KL from
+        accelerator, parameters = self._trainer.accelerator, probes(model)
+        devices = [accelerator.device] if accelerator.device.type == "cuda" else []
 
         def gradient(shift: float) -> list[Tensor | None]:
-            moved = {**batch, REF_LOGP: ref_logp - shift}
-            with self._apart(model):
+            moved = {**batch, REF_LOGP: batch[REF_LOGP] - shift}
+            # It leaves no trace, and each has the same random numbers, for dropout.
+            with loss_leaves_no_trace(self._trainer), accelerator.no_sync(model), torch.random.fork_rng(devices):
                 return list(torch.autograd.grad(loss(model, moved), parameters, allow_unused=True))
 
         here, again, away = gradient(0.0), gradient(0.0), gradient(SHIFT)
         return "moves" if _distance(here, away) > NOISE * _distance(here, again) else "does not move"
-
-    @contextmanager
-    def _apart(self, model: Model) -> Iterator[None]:
-        """For a loss that is not trained on: it leaves no trace, and each has the same random numbers, for dropout."""
-        accelerator = self._trainer.accelerator
-        devices = [accelerator.device] if accelerator.device.type == "cuda" else []
-        with loss_leaves_no_trace(self._trainer), accelerator.no_sync(model), torch.random.fork_rng(devices=devices):
-            yield
 
     def _of_all(self, number: int) -> Tensor:
         accelerator: Any = self._trainer.accelerator
@@ -213,19 +164,6 @@ def probes(model: Model) -> list[Tensor]:
     trained = [p for p in model.parameters() if p.requires_grad]
     small = [p for p in trained if 0 < p.numel() <= LARGEST]
     return (small or sorted(trained, key=lambda p: p.numel())[:1])[-PROBES:]
-
-
-def _depends(loss: Tensor, ref_logp: Tensor, parameters: list[Tensor]) -> Verdict:
-    """Whether ∂²L/∂r∂θ is not zero, summed over tokens with weights that do not cancel by chance."""
-    try:
-        (slope,) = torch.autograd.grad(loss, ref_logp, create_graph=True, allow_unused=True)
-        if slope is None or not slope.requires_grad:
-            return "does not move"
-        weights = 1.5 + torch.arange(slope.numel(), device=slope.device, dtype=slope.dtype).cos().view_as(slope)
-        mixed = torch.autograd.grad((weights * slope).sum(), parameters, retain_graph=True, allow_unused=True)
-    except RuntimeError:  # a fused loss without a second derivative, or reentrant checkpointing
-        return "unknown"
-    return "moves" if any(x is not None and bool(x.count_nonzero()) for x in mixed) else "does not move"
 
 
 def _distance(a: list[Tensor | None], b: list[Tensor | None]) -> float:
@@ -261,7 +199,7 @@ class KLCallback(TrainerCallback):
         reference: a model. By default it is the trainer's own (`ref_model`, or the teacher of a distillation); with
             PEFT, the policy without its adapters; else the weights at the start, of which a copy is kept on the CPU.
         log_rollouts: a folder for the log-probs of each measured step, as Parquet: `klgrad logs FOLDER` reads it. If it
-            has the files of another run, a numbered folder inside it is used, with a warning.
+            has the files of another run, none are written, with a warning.
         check_beta: with beta > 0, warn at the first update if the gradient does not depend on the reference.
 
     Attributes:
@@ -320,17 +258,15 @@ class KLCallback(TrainerCallback):
         self._told = set()
         try:
             if self.files is not None and state.is_world_process_zero:
-                self._begin_files(self.files, args, state)
+                self._begin_files(self.files, state.global_step)
             self._begin(state)
         except KlgradError as error:
             self._stop()
             self._warn(f"nothing is reported in this run: {error}")
 
-    def _begin_files(self, files: RolloutFiles, args: TrainingArguments, state: TrainerState) -> None:
-        given = files.folder
+    def _begin_files(self, files: RolloutFiles, step: int) -> None:
         try:
-            if files.begin(state.global_step, str(Path(str(args.output_dir)).resolve())):
-                self._warn(f"{given} has the log-probs of another run: those of this one are written to {files.folder}")
+            files.begin(step)
         except Exception as error:  # no pyarrow, or a folder that cannot be written to: the training goes on
             self.files = None
             self._warn(f"no log-probs are written in this run: {type(error).__name__}: {error}")
@@ -347,12 +283,13 @@ class KLCallback(TrainerCallback):
         self._passes = Passes(trainer, reference, self.exact)
         self._window, self._generated_at, self._is_due = Window(), None, False
         observer = self._observer = Observer(trainer)
-        observer.on_batch(self._see_batch)
-        observer.on_generation(self._see_generation)
-        observer.on_log(self._numbers)
+        observer.wrap(PREPARE, self._on_batch)
+        observer.wrap(LOG, self._on_log)
+        if self._generates:
+            observer.wrap(GENERATE, self._on_generation)
         check = BetaCheck(trainer)
         if self.check_beta and check.is_due:
-            observer.on_loss(lambda *given: self._checked(check, *given))
+            observer.wrap(LOSS, partial(self._checked_loss, check))
         if state.global_step == 0 and 1 < state.max_steps <= self.every:
             self._warn(
                 f"expected a run of more than every={self.every} updates; received {state.max_steps}, of which only "
@@ -383,13 +320,25 @@ class KLCallback(TrainerCallback):
 
     # What the trainer does
 
-    def _see_generation(self) -> None:
-        self._generated_at = self._trainer.state.global_step
+    @property
+    def _generates(self) -> bool:
+        """Whether the trainer samples completions as TRL's trainers do."""
+        return hasattr(self._trainer, GENERATE)
+
+    def _on_generation(self, generate: Callable[..., object], *args: object, **kwargs: object) -> object:
+        batch = generate(*args, **kwargs)
+        if self._trainer.model.training:
+            self._generated_at = self._trainer.state.global_step
+        return batch
+
+    def _on_batch(self, prepare: Callable[..., object], *args: object, **kwargs: object) -> object:
+        batch = prepare(*args, **kwargs)
+        if self._trainer.model.training and self._is_due:
+            self._see_batch(batch)
+        return batch
 
     def _see_batch(self, batch: object) -> None:
         """Hold a micro-batch of an update that is measured, and measure all of them with the last."""
-        if self._observer is None or not self._is_due:
-            return
         if not isinstance(batch, dict) or any(name not in batch for name in NEEDED):
             names = ", ".join(map(str, batch)) if isinstance(batch, dict) else type(batch).__name__
             self._warn(
@@ -398,14 +347,18 @@ class KLCallback(TrainerCallback):
             )
             self._release(PREPARE, GENERATE)
             return
-        if not self._observer.generates or self._generated_at == self._trainer.state.global_step:
+        if not self._generates or self._generated_at == self._trainer.state.global_step:
             self._held.append(batch)
         if self._trainer.accelerator.sync_gradients and self._held:
             held, self._held, self._is_due = self._held, [], False
             self._measure(self._trainer.state.global_step + 1, held)
 
-    def _checked(self, check: BetaCheck, loss: Callable[..., Tensor], model: Model, batch: Batch) -> Tensor:
-        value = check(loss, model, batch)
+    def _checked_loss(
+        self, check: BetaCheck, loss: Callable[..., Tensor], model: Model, batch: Batch, *args: object, **kwargs: object
+    ) -> Tensor:
+        if not self._trainer.model.training:
+            return loss(model, batch, *args, **kwargs)
+        value = check(lambda model, batch: loss(model, batch, *args, **kwargs), model, batch)
         if check.verdict is not None:
             self._release(LOSS)
             if check.verdict != "unknown":
@@ -415,12 +368,14 @@ class KLCallback(TrainerCallback):
                 self._warn(check.message())
         return value
 
-    def _numbers(self) -> dict[str, float]:
-        """What is new since the last logged row."""
-        numbers, self._pending = self._pending, {}
-        if not self._window.is_empty:
-            numbers, self._window = {**numbers, **self._window.metrics()}, Window()
-        return numbers
+    def _on_log(self, log: Callable[..., None], logs: dict[str, float], *args: object, **kwargs: object) -> None:
+        """Add what is new since the last row to a row of training; a number of the trainer's own keeps its value."""
+        if not any(name.startswith("eval_") for name in logs):
+            numbers, self._pending = self._pending, {}
+            if not self._window.is_empty:
+                numbers, self._window = {**numbers, **self._window.metrics()}, Window()
+            logs.update({name: value for name, value in numbers.items() if name not in logs})
+        log(logs, *args, **kwargs)
 
     def _release(self, *names: str) -> None:
         if self._observer is not None:
@@ -443,7 +398,7 @@ class KLCallback(TrainerCallback):
         assert local is not None
         try:
             of_the_sampler = all(SAMPLER_LOGP in batch for batch in batches)
-            self._record(step, [everywhere(accelerator, each)[0] for each in local], of_the_sampler)
+            self._record(step, [gather_rows(accelerator, each)[0] for each in local], of_the_sampler)
         except Exception as error:  # the same on all processes, which have the same numbers
             self._warn_of(step, error)
 

@@ -7,10 +7,9 @@ from torch import Tensor
 from trl.trainer.distillation_config import DistillationConfig
 from trl.trainer.distillation_trainer import DistillationTrainer as TRLDistillationTrainer
 
-from ..core.divergences import jensen_shannon
 from ..kernels import Head, token_statistics
 from ..support import Model
-from .contract import DISTILLATION_PARAMETERS as PARAMETERS, check_distillation, loss_with
+from .contract import check_distillation, loss_with
 from .scorer import compare_head, head_of, some_tokens
 
 
@@ -44,13 +43,11 @@ def divergence_loss(
         The loss, the sum of the student's entropies, and the number of live tokens.
     """
     targets = torch.zeros_like(mask, dtype=torch.long)  # no divergence depends on them
-    between = None if beta in (0, 1) else jensen_shannon(beta)
+    divergence = None if beta in (0, 1) else f"jensen-shannon({beta!r})"
     statistics = token_statistics(
-        hidden, head, targets, teacher_hidden, teacher_head, mask=mask, divergence=between, budget=budget
+        hidden, head, targets, teacher_hidden, teacher_head, mask=mask, divergence=divergence, budget=budget
     )
-    value = (
-        statistics.divergence if between is not None else statistics.reverse_kl if beta == 1 else statistics.forward_kl
-    )
+    value = statistics.divergence if divergence else statistics.reverse_kl if beta == 1 else statistics.forward_kl
     assert value is not None  # there is a teacher
     count = (mask != 0).sum()
     total = count.clamp(min=1) if items is None else items.to(value.device) if isinstance(items, Tensor) else items
@@ -111,19 +108,21 @@ class DistillationTrainer(TRLDistillationTrainer):
     def _compute_loss(self, unwrapped_student: Any, inputs: Any, num_items_in_batch: Any) -> Any:
         return loss_with(self._divergence, self, unwrapped_student, inputs, num_items_in_batch)
 
-    def _divergence(self, *by_position: Any, **by_name: Any) -> tuple[Tensor, Tensor, Tensor]:
+    def _divergence(
+        self,
+        student_hidden_states: Tensor,
+        teacher_hidden_states: Tensor,
+        student_lm_head_weight: Tensor,
+        teacher_lm_head_weight: Tensor,
+        completion_mask: Tensor,
+        beta: float,
+        num_items_in_batch: Any = None,
+        **_: object,
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """In the place of TRL's: heads are read from the models, because TRL does not know every scale and cap."""
-        arguments = dict(zip(PARAMETERS, by_position, strict=False)) | by_name
-        return divergence_loss(
-            arguments["student_hidden_states"],
-            self._head(self.model),
-            arguments["teacher_hidden_states"],
-            self._head(self.teacher_model),
-            arguments["completion_mask"],
-            float(arguments["beta"]),
-            arguments.get("num_items_in_batch"),
-            self.memory,
-        )
+        heads = self._head(self.model), self._head(self.teacher_model)
+        states = student_hidden_states, heads[0], teacher_hidden_states, heads[1]
+        return divergence_loss(*states, completion_mask, float(beta), num_items_in_batch, self.memory)
 
     def _head(self, model: Model) -> Head:
         return head_of(self.accelerator.unwrap_model(model), self.temperature, None)

@@ -694,12 +694,12 @@ def _multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
-def _operands(models: HopperOperands) -> list[Any]:
+def _operands(models: HopperOperands) -> list[TensorDescriptor]:
     pairs = ((models.hidden, ROWS), (models.weight, COLUMNS), (models.ref_hidden, ROWS), (models.ref_weight, COLUMNS))
     return [TensorDescriptor.from_tensor(x, [rows, DEPTH], SHARED) for x, rows in pairs]
 
 
-def _out(x: Tensor | None) -> Any:
+def _out(x: Tensor | None) -> TensorDescriptor:
     """What one consumer stores. Stores end at a multiple of 16 bytes, so each row needs memory up to there."""
     assert x is not None
     return TensorDescriptor.from_tensor(x, [ROWS // 2, COLUMNS], SHARED)

@@ -146,7 +146,8 @@ def collapses(problems: int, seed: int) -> list[Numbers]:
                     end = _sampled(start.expand(len(FEW), -1, -1), rate, lag, size, queue, seed + 1)
                     gone = (entropy(end) < entropy(start) / 2).double()
                     setting = {"arms": arms, "size": size, "lag": lag, "queue": queue}
-                    found.append({**setting, "products": FEW, "collapsed": over_repeats(gone)})
+                    collapsed = {"collapsed": over_repeats(gone), "each": gone.int().tolist()}
+                    found.append({**setting, "products": FEW, **collapsed})
     return found
 
 
@@ -485,9 +486,12 @@ def _most(found: list[Numbers], product: float) -> float:
 
 
 def _difference(ones: list[Numbers], others: list[Numbers], product: float) -> tuple[float, float]:
-    """The smallest difference of the settings, with the errors of both sides added as if independent."""
-    sides = ((_at(a, "collapsed", product), _at(b, "collapsed", product)) for a, b in zip(ones, others, strict=True))
-    return min(((a["mean"] - b["mean"], math.hypot(a["error"], b["error"])) for a, b in sides), key=lambda x: x[0])
+    """The smallest mean difference of the settings and its error, problem by problem."""
+    at, gaps = FEW.index(product), []
+    for one, other in zip(ones, others, strict=True):
+        gap = over_repeats(torch.tensor(one["each"][at], dtype=Bandit) - torch.tensor(other["each"][at], dtype=Bandit))
+        gaps.append((gap["mean"], gap["error"]))
+    return min(gaps)
 
 
 def _costs(claim: str, runs: list[Numbers], product: float) -> Check:
