@@ -17,7 +17,8 @@ import playground
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1>', re.DOTALL)
 """What pymdownx.arithmatex makes of `$...$` and of `$$...$$`."""
 
-CELL = re.compile(r"<td[^>]*>[^<]*</td>")
+CELL = re.compile(r"<td[ >].*?</td>", re.DOTALL)
+CODE = re.compile(r"(?<=<code>)[^<]*")
 PARTED = re.compile(r"(?<=±) |(?<=\d) (?=ms|s\b|GiB|MiB)")
 
 FOREIGN = re.compile(r'<(?:script|img|iframe)[^>]* src="(?:https?:)?//|<link[^>]* href="(?:https?:)?//[^>]*stylesheet')
@@ -32,11 +33,17 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_content(html: str, **_: Any) -> str:
-    """Replace every formula of a page, and keep numbers of tables with their errors and units.
+    """Replace every formula of a page, and say where the cells of its tables may break.
 
     A formula that is not understood is an error, and the build fails.
     """
-    return CELL.sub(lambda cell: PARTED.sub("\u00a0", cell[0]), FORMULA.sub(_mathml, html))
+    return CELL.sub(_breakable, FORMULA.sub(_mathml, html))
+
+
+def _breakable(cell: re.Match[str]) -> str:
+    """A number keeps its error or its unit beside it, and code breaks after = and _."""
+    text = PARTED.sub("\u00a0", cell[0])
+    return CODE.sub(lambda code: re.sub("([=_])", r"\1<wbr>", code[0]), text)
 
 
 def _mathml(found: re.Match[str]) -> str:

@@ -79,9 +79,9 @@ def top_entries(
             f"k from 1 to {head.vocabulary - 1}", f"{k}", "for the full vocabulary use token_statistics without entries"
         )
     index = None if mask is None else (mask != 0).flatten().nonzero()[:, 0]
-    rows, wanted = live_rows(hidden, index, targets.ndim), live_rows(targets, index, targets.ndim).long()
+    rows, tokens = live_rows(hidden, index, targets.ndim), live_rows(targets, index, targets.ndim).long()
     if validate:
-        check_targets(wanted, head.vocabulary)
+        check_targets(tokens, head.vocabulary)
     x, weight, bias = head_tensors(rows, head)
     dtype = torch.promote_types(x.dtype, torch.float32)
     budget = LEAN_BUDGET if budget is None else budget
@@ -96,13 +96,13 @@ def top_entries(
         total = logits.logsumexp(-1, keepdim=True)
         best = logits.topk(k)
         ids[part], logp[part] = best.indices, best.values - total
-        token_logp[part] = (logits.gather(1, wanted[part, None]) - total)[:, 0]
+        token_logp[part] = (logits.gather(1, tokens[part, None]) - total)[:, 0]
     back = lambda x: all_rows(x, index, targets.shape)
     if index is None:
         all_ids = back(ids)
     else:  # masked rows get distinct, valid entries, so that a caller can gather at them
-        everywhere = torch.arange(k, device=ids.device).expand(targets.numel(), k)
-        all_ids = everywhere.index_copy(0, index, ids).reshape(*targets.shape, k)
+        first_entries = torch.arange(k, device=ids.device).expand(targets.numel(), k)
+        all_ids = first_entries.index_copy(0, index, ids).reshape(*targets.shape, k)
     return TopEntries(all_ids, back(logp), back(token_logp), (all_ids == targets[..., None]).any(-1))
 
 
