@@ -85,7 +85,7 @@ def bound_of(text: str, setting: str = "kl_ratio_bound") -> Bound | None:
     return make(*values)
 
 
-def written(bound: Bound | None) -> str:
+def bound_text(bound: Bound | None) -> str:
     """The text that `bound_of` reads as this bound."""
     if bound is None:
         return "none"
@@ -147,7 +147,7 @@ def check_own(config: Any, prefix: str = "") -> None:
 # The declared KL: the settings that it has on TRL and on verl, their checks, and notes on what they mean.
 
 
-def words(*choices: str) -> Any:
+def choice_field(*choices: str) -> Any:
     """A field with one of these words, the first by default."""
     return field(default=choices[0], metadata={"choices": list(choices)})
 
@@ -197,18 +197,18 @@ class Objective:
     prefix: ClassVar[str] = "kl_"
 
     coef: float = 0.05
-    placement: str = words("loss", "advantage", "reward")
+    placement: str = choice_field("loss", "advantage", "reward")
     divergence: str | Divergence = "reverse"
     level: str = field(default="sequence", metadata={"choices": list(VALUES["level"])})
     estimator: str = field(default="k1", metadata={"choices": list(VALUES["estimator"])})
     discount: float = 1.0
     baseline: str = field(default="none", metadata={"choices": list(VALUES["baseline"])})
-    ratio: str = words("none", *get_args(Ratio))
+    ratio: str = choice_field("none", *get_args(Ratio))
     ratio_bound: str = "truncate:2"
     influence_bound: float | None = None
-    reduction: str = words("policy", "sequence")
+    reduction: str = choice_field("policy", "sequence")
     target: float | None = None
-    target_unit: str = words("sequence", "token")
+    target_unit: str = choice_field("sequence", "token")
     horizon: int = 50
 
     def __post_init__(self) -> None:

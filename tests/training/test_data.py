@@ -16,7 +16,7 @@ import pytest
 from klgrad.errors import DataError, MissingExtraError, RewardError, SettingError, UnknownNameError
 from klgrad.training.data import (
     TASKS,
-    checked,
+    checked_reward,
     correct,
     data_of,
     evaluation_rows,
@@ -349,7 +349,7 @@ def test_columns_that_trl_leaves_out_are_left_out_here_too():
 
 def test_what_is_fine_passes_through():
     probe([fine], ROW)
-    reward = checked(fine)
+    reward = checked_reward(fine)
     assert reward.__name__ == "fine"
     assert reward(completions=["a", "b"], answer=["5", "5"]) == [1.0, None]
 
@@ -358,7 +358,7 @@ def test_a_coroutine_stays_one():
     async def good(completions, **_):
         return [0.5]
 
-    assert asyncio.run(checked(good)(completions=["a"])) == [0.5]
+    assert asyncio.run(checked_reward(good)(completions=["a"])) == [0.5]
 
 
 def test_by_name(tmp_path):

@@ -80,7 +80,7 @@ def test_the_model_card_names_the_base_model_and_the_kl(command, kl, runs, model
         assert f"- maximises: {kl}" in card
         assert "- gradient of the KL: ∇ KL(π‖ref)" in card
         assert "None" not in card
-    assert "| KL(π‖ref), nats per completion |" in ended
+    assert "| KL, nats per completion |" in ended
     assert "base_model" not in ended  # which is for names on the hub
 
 

@@ -144,8 +144,8 @@ def test_steps_recorded_and_epochs_asked_for(run, tmp_path):
 HOLDER = """
 import sys, time
 from pathlib import Path
-from klgrad.training.run_folder import owned
-with owned(Path(sys.argv[1])):
+from klgrad.training.run_folder import lock_folder
+with lock_folder(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(120)
 """
@@ -153,9 +153,9 @@ with owned(Path(sys.argv[1])):
 
 def test_a_second_owner_is_refused(tmp_path):
     with (
-        run_folder.owned(tmp_path / "run"),
+        run_folder.lock_folder(tmp_path / "run"),
         pytest.raises(RunError, match="no other run is using"),
-        run_folder.owned(tmp_path / "run"),
+        run_folder.lock_folder(tmp_path / "run"),
     ):
         pass
     assert not list((tmp_path / "run").iterdir())
@@ -167,20 +167,20 @@ def test_an_owner_that_was_killed_blocks_nobody(tmp_path):
     try:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "held\n"
-        with pytest.raises(RunError, match="no other run is using"), run_folder.owned(tmp_path):
+        with pytest.raises(RunError, match="no other run is using"), run_folder.lock_folder(tmp_path):
             pass
     finally:
         holder.send_signal(signal.SIGKILL)
         holder.communicate()
     assert (tmp_path / run_folder.LOCK).exists()
-    with run_folder.owned(tmp_path):
+    with run_folder.lock_folder(tmp_path):
         pass
 
 
 # Runs
 @pytest.mark.parametrize("how", [{"resume": True, "max_steps": 5}, {"overwrite": True}, {}])
 def test_a_run_beside_a_live_one_changes_nothing(how, run, parts):
-    with run_folder.owned(parts):
+    with run_folder.lock_folder(parts):
         before = contents(parts)
         with pytest.raises(RunError, match="no other run is using"):
             run("train", parts, **how)

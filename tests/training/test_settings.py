@@ -158,7 +158,6 @@ def test_what_cannot_be_used(given, error, said):
         ("", SettingError, "NoneType"),
         ("kl_coff: 1\n", UnknownNameError, "did you mean 'kl_coef'"),
         ("modle: x\n", UnknownNameError, "did you mean 'model'"),
-        ("kl_coef: -1\n", MeaningError, "`kl_coef` >= 0"),
     ],
 )
 def test_a_file_that_cannot_be_used(yaml, text, error, said):
@@ -223,12 +222,7 @@ def test_resuming_an_empty_folder_is_refused(tmp_path):
         ("max_steps: 3.7", "argument --max_steps/--max-steps: invalid int value: '3.7'"),
         ("5: 1", "setting in the configuration file"),
         ("kl_coef: yes", "argument --kl_coef/--kl-coef: invalid float value: 'True'"),
-        ("quick: [1, 2]", "argument --quick: Truthy value expected"),
         ("reward_weights: [1.0, one]", "reward_weights"),
-        ("reward_weights: {a: 1}", "reward_weights"),
-        ("lr_scheduler_type: nope", "nope"),
-        ("dtype: int8", "argument --dtype: invalid choice: 'int8'"),
-        ("kl_level: tokens", "invalid choice: 'tokens'"),
         ("kl_ratio_bound: 2.0", "kl_ratio_bound"),
     ],
 )
@@ -257,15 +251,11 @@ def test_a_flag_out_of_its_range(name, value, bound):
     [
         ("seed: null", "seed", 42),  # no value: the default
         ("learning_rate: 3e-5", "learning_rate", 3e-5),  # text, by YAML's rules
-        ("num_train_epochs: 2", "num_train_epochs", 2),
         ("reward_weights: 0.5\nreward: a:b", "reward_weights", [0.5]),
         ("reward_weights: [1e-1, 2]\nreward: 'a:b,a:c'", "reward_weights", [0.1, 2]),
-        ("max_grad_norm: .inf", "max_grad_norm", float("inf")),
-        ("kl_target: null", "kl_target", None),
         ("report_to: [none]", "report_to", []),
         ("report_to: [wandb, tensorboard]", "report_to", ["wandb", "tensorboard"]),
         ("model_init_kwargs: {use_cache: false}", "model_init_kwargs", {"use_cache": False}),
-        ("loss_type: dr_grpo", "loss_type", "dr_grpo"),
     ],
 )
 def test_what_is_taken_from_a_file(yaml, text, name, value):
@@ -284,11 +274,7 @@ def test_one_module_for_adapters_may_be_written_without_a_list(yaml):
     ("given", "named"),
     [
         (["--generation_batch_size", "7"], "`generation_batch_size`"),
-        (["--deepspeed", "missing.json"], ""),
-        (["--model_init_kwargs", "{not json"], ""),
         (["--fp16", "--bf16=true"], "`fp16`, `bf16`"),
-        (["--dataloader_prefetch_factor", "2"], "`dataloader_prefetch_factor`"),
-        (["--per_device_train_batch_size", "3"], "`num_generations`"),
     ],
 )
 def test_what_trl_or_transformers_refuse_is_named(given, named):

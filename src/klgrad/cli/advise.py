@@ -182,9 +182,16 @@ class TrainerChoice(StrEnum):
     rloo = "rloo"
 
 
+def _completed(start: str) -> list[str]:
+    return [name for name in sorted({*SETTINGS, *READERS}) if name.startswith(start)]
+
+
 def command(
     framework: Annotated[
-        str | None, typer.Argument(help=f"One of: {', '.join(SETTINGS)}. With --config it may be left out.")
+        str | None,
+        typer.Argument(
+            help=f"One of: {', '.join(SETTINGS)}. With --config it may be left out.", autocompletion=_completed
+        ),
     ] = None,
     divergence: Annotated[
         DivergenceChoice, typer.Option(help="reverse is KL(π‖ref), forward is KL(ref‖π).")

@@ -243,8 +243,9 @@ def compare_command(
     ] = Path("compared.png"),
 ) -> None:
     """Compare runs of `klgrad train` and `klgrad distill`: a table, and a figure of rewards, KLs and lengths."""
-    from ..training.figures import drawn, load, table
+    from ..training.figures import load, render_figure, table
 
     console, compared = beside(out), load(runs)
     kind = out.suffix.removeprefix(".").lower()
-    deliver(console, table(compared), (out, lambda: drawn(compared, kind if kind in ("svg", "pdf") else "png")[0]))
+    kind = kind if kind in ("svg", "pdf") else "png"
+    deliver(console, table(compared), (out, lambda: render_figure(compared, kind)[0]))

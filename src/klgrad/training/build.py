@@ -10,7 +10,7 @@ from ..trl.config_checks import teachers_of
 from ..trl.contract import avoid_cudnn_attention
 from ..trl.kl_trainer import check_prompts
 from .checkpoint import RunTrainer
-from .data import Data, Reward, checked, data_of, has_reward, probe
+from .data import Data, Reward, checked_reward, data_of, has_reward, probe
 from .evaluate import Evaluator, TeacherComparison
 from .settings import RunSettings
 
@@ -98,7 +98,7 @@ def build(settings: RunSettings, models: Models) -> tuple[RunTrainer, Evaluator]
         tokenizer.pad_token = tokenizer.eos_token
     data = data_of(settings.run, training.seed, conversational=tokenizer.chat_template is not None)
     check_prompts(training, len(data.train))
-    rewards = [checked(reward) for reward in data.rewards]
+    rewards = [checked_reward(reward) for reward in data.rewards]
     probe(data.rewards, data.train[0])
     trained = rewards if settings.rewarded else []  # a distillation may be evaluated by rewards it is not trained on
     weights = list(training.reward_weights or [1.0] * len(rewards))

@@ -108,7 +108,7 @@ def load_reward(spec: str) -> Reward:
     return reward
 
 
-def checked(reward: Reward) -> Reward:
+def checked_reward(reward: Reward) -> Reward:
     """Wrap a reward function: a NaN, an infinity or a wrong count is an error that names the function."""
     name = name_of(reward)
 
@@ -152,7 +152,7 @@ def probe(rewards: list[Reward], row: Json) -> None:
 
     completion = "0" if isinstance(row["prompt"], str) else [{"role": "assistant", "content": "0"}]
     for reward in rewards:
-        values_of(checked(reward), arguments([row], [completion], [[0]], TrainerState()))
+        values_of(checked_reward(reward), arguments([row], [completion], [[0]], TrainerState()))
 
 
 def arguments(rows: list[Json], completions: list[Completion], ids: list[list[int]], state: "TrainerState") -> Json:

@@ -17,7 +17,7 @@ from ..reports import KLSums, Report
 from ..support import Json
 from ..trl import KLTrainer
 from ..trl.compat import decode, generate, generating_by, padded, tokenize_prompts
-from ..trl.scorer import everywhere
+from ..trl.scorer import gather_rows
 from .data import EvaluationSet, Reward, arguments, values_of
 from .libraries import apart_from_rng
 
@@ -272,7 +272,7 @@ def rollout(trainer: KLTrainer, local_rows: list[Json], completions: list[list[i
     else:
         local |= {"ref_logp": trainer.scorer.reference_log_probs(batch)}
         local |= {"logp": trainer.scorer.log_probs(trainer.model, batch)}
-    return Rollout(**{name: x[:rows] for name, x in everywhere(trainer.accelerator, local)[0].items()})
+    return Rollout(**{name: x[:rows] for name, x in gather_rows(trainer.accelerator, local)[0].items()})
 
 
 def _mean(values: list[float]) -> Json:

@@ -43,11 +43,11 @@ class RunHistory:
 
 def draw(runs: list[RunHistory], folder: Path) -> None:
     kinds = [name.rpartition(".")[2] for name in FIGURES]
-    for name, picture in zip(FIGURES, drawn(runs, *kinds), strict=True):
+    for name, picture in zip(FIGURES, render_figure(runs, *kinds), strict=True):
         write_whole(folder / name, picture)
 
 
-def drawn(runs: list[RunHistory], *kinds: str) -> list[bytes]:
+def render_figure(runs: list[RunHistory], *kinds: str) -> list[bytes]:
     """The figure of runs in each format, `png`, `svg` or `pdf`; each run has a colour of its own.
 
     Thin lines are updates; markers are held-out prompts, with bars of one standard error.

@@ -1,4 +1,4 @@
-"""What a run prints and writes: description, dry run, memory, messages, summary and model card."""
+"""What a run prints and writes: objective, dry run, memory, messages, summary and model card."""
 
 import math
 from dataclasses import replace
@@ -332,20 +332,25 @@ def summarise(rows: list[Json]) -> Json:
     }
 
 
+def result_rows(summary: Json) -> list[list[str]]:
+    """Before and after, task by task; a cell is empty if there was no evaluation then."""
+    columns, rows = [summary["before"], summary["after"]], list[list[str]]()
+    if summary["after"] is None:
+        return rows
+    for name, row in summary["after"]["sets"].items():
+        domain = "in-domain" if row["domain"] == "in" else "out-of-domain"
+        scores = [score(column["sets"].get(name)) if column else "" for column in columns]
+        rows.append([f"{name} ({domain}, {row['count']})", *scores])
+    for unit, title in (("per_token", "KL, nats per token"), ("per_sequence", "KL, nats per completion")):
+        if all(column is None or column["kl"] is not None for column in columns):  # greedy completions have none
+            rows.append([title, *(format_estimate(column["kl"][unit]) if column else "" for column in columns)])
+    rows += _distillation_rows(columns)
+    return [*rows, ["tokens per completion", *(f"{column['length']:.1f}" if column else "" for column in columns)]]
+
+
 def table_of(summary: Json) -> Table:
-    """Before and after, task by task; a column is empty if there was no evaluation then."""
-    columns, rows = [summary["before"], summary["after"]], []
-    if summary["after"] is not None:
-        for name, row in summary["after"]["sets"].items():
-            domain = "in-domain" if row["domain"] == "in" else "out-of-domain"
-            scores = [score(column["sets"].get(name)) if column else "" for column in columns]
-            rows.append([f"{name} ({domain}, {row['count']})", *scores])
-        for unit, title in (("per_token", "KL, nats per token"), ("per_sequence", "KL, nats per completion")):
-            if all(column is None or column["kl"] is not None for column in columns):  # greedy completions have none
-                rows.append([title, *(format_estimate(column["kl"][unit]) if column else "" for column in columns)])
-        rows += _distillation_rows(columns)
-        rows.append(["tokens per completion", *(f"{column['length']:.1f}" if column else "" for column in columns)])
-    return text_table(rows, ("held out", "before", f"after {summary['after_updates']} updates"), numbers=1)
+    heads = ("held out", "before", f"after {summary['after_updates']} updates")
+    return text_table(result_rows(summary), heads, numbers=1)
 
 
 def _distillation_rows(columns: list[Json | None]) -> list[list[str]]:
@@ -418,15 +423,8 @@ def model_card(settings: RunSettings, models: Models, summary: Json | None = Non
     ]
     if summary is not None:
         lines.append(f"- updates: {summary['updates']}")
-        before, after = summary["before"], summary["after"]
-        if after is not None:
-            lines += ["\n| held out | before | after |", "|---|---|---|"]
-            for name, row in after["sets"].items():
-                lines.append(f"| reward, {name} | {score(before['sets'].get(name)) if before else ''} | {score(row)} |")
-            if after["kl"] is not None:
-                first = format_estimate(before["kl"]["per_sequence"]) if before and before["kl"] else ""
-                last = format_estimate(after["kl"]["per_sequence"])
-                lines.append(f"| KL(π‖ref), nats per completion | {first} | {last} |")
+        if rows := result_rows(summary):
+            lines += ["\n| held out | before | after |", "|---|---|---|", *(f"| {' | '.join(row)} |" for row in rows)]
             lines.append("\nA number after ± is one standard error.")
     lines.append(f"\nVersions: {', '.join(f'{name} {version}' for name, version in versions().items())}.\n")
     return "\n".join(lines)

@@ -32,7 +32,7 @@ from .report import (
     summarise,
     table_of,
 )
-from .run_folder import History, in_updates, owned
+from .run_folder import History, in_updates, lock_folder
 from .settings import RunSettings, resume_command
 
 
@@ -68,7 +68,7 @@ class _Run:
     def go(self) -> int:
         """Train; the main process holds the folder's lock on behalf of all processes."""
         training, resume = self.settings.training, self.settings.run.resume
-        with owned(self.folder) if self.main else nullcontext():
+        with lock_folder(self.folder) if self.main else nullcontext():
             epochs = training.num_train_epochs
             if resume and (updates := run_folder.updates_if_finished(self.folder, training.max_steps, epochs)):
                 if self.main:

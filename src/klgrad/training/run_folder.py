@@ -192,7 +192,7 @@ LOCK = ".klgrad.lock"
 
 
 @contextmanager
-def owned(folder: Path) -> Iterator[None]:
+def lock_folder(folder: Path) -> Iterator[None]:
     """Hold the lock of a folder inside the block; raise if another process holds it."""
     ensure_folder(folder)
     lock = FileLock(folder / LOCK, timeout=0)

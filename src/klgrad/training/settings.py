@@ -22,7 +22,7 @@ from ..errors import KlgradError, RunError, SettingError, UnknownNameError
 from ..models import EMBEDDED as EMBEDDED_MODEL
 from ..support import Json
 from ..trl import KLConfig
-from ..trl.config import declared
+from ..trl.config import resolve_config
 from ..trl.config_checks import TERM_FIELDS, MeaningWarning, teachers_of
 from .run_folder import recorded_settings
 
@@ -428,7 +428,7 @@ def settings_of(parsed: Parsed, processes: int | None = None) -> RunSettings:
             warnings.simplefilter("ignore", MeaningWarning)  # the start of a run and --dry-run print the same
             run, training, policy = parser.parse_dict(parsed.values)
             if parsed.run.kl is not None:
-                training = declared(training, term_of(parsed))
+                training = resolve_config(training, term_of(parsed))
     except KlgradError:
         raise
     except Exception as error:  # the checks of TRL and transformers raise errors of any type

@@ -3,6 +3,7 @@
 import traceback
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
@@ -10,16 +11,17 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 from transformers import Trainer, TrainerCallback, TrainerState, TrainingArguments
+from trl.trainer.grpo_trainer import GRPOTrainer
 
 from ..core.rollout import Rollout
 from ..errors import KlgradError, MeaningError, MissingExtraError, RunError
 from ..support import Json, Model, ensure_folder, write_whole
 from . import compat
 from .compat import NEEDED, REF_LOGP, SAMPLER_LOGP, Batch, has_adapters, loss_leaves_no_trace
-from .contract import GENERATE, LOSS, PREPARE, Observer, scores_a_reference, trainer_of
+from .contract import GENERATE, LOG, LOSS, PREPARE, Observer, trainer_of
 from .metrics import Window
 from .reference import Columns, Passes, Reference, StartWeights
-from .scorer import everywhere
+from .scorer import gather_rows
 
 # Per-token log-probs of a run as Parquet, one file per measured step; `klgrad logs FOLDER` reads them.
 
@@ -110,7 +112,7 @@ class BetaCheck:
     @property
     def is_due(self) -> bool:
         """Whether there is something to look at: β is set, and the loss is one that reads the reference's log-probs."""
-        return self.beta > 0 and self.verdict is None and scores_a_reference(self._trainer)
+        return self.beta > 0 and self.verdict is None and isinstance(self._trainer, GRPOTrainer)
 
     def __call__(self, loss: Loss, model: Model, batch: Batch) -> Tensor:
         """The training loss of a micro-batch, after a look at it."""
@@ -281,12 +283,13 @@ class KLCallback(TrainerCallback):
         self._passes = Passes(trainer, reference, self.exact)
         self._window, self._generated_at, self._is_due = Window(), None, False
         observer = self._observer = Observer(trainer)
-        observer.on_batch(self._see_batch)
-        observer.on_generation(self._see_generation)
-        observer.on_log(self._numbers)
+        observer.wrap(PREPARE, self._on_batch)
+        observer.wrap(LOG, self._on_log)
+        if self._generates:
+            observer.wrap(GENERATE, self._on_generation)
         check = BetaCheck(trainer)
         if self.check_beta and check.is_due:
-            observer.on_loss(lambda *given: self._checked(check, *given))
+            observer.wrap(LOSS, partial(self._checked_loss, check))
         if state.global_step == 0 and 1 < state.max_steps <= self.every:
             self._warn(
                 f"expected a run of more than every={self.every} updates; received {state.max_steps}, of which only "
@@ -317,13 +320,25 @@ class KLCallback(TrainerCallback):
 
     # What the trainer does
 
-    def _see_generation(self) -> None:
-        self._generated_at = self._trainer.state.global_step
+    @property
+    def _generates(self) -> bool:
+        """Whether the trainer samples completions as TRL's trainers do."""
+        return hasattr(self._trainer, GENERATE)
+
+    def _on_generation(self, generate: Callable[..., object], *args: object, **kwargs: object) -> object:
+        batch = generate(*args, **kwargs)
+        if self._trainer.model.training:
+            self._generated_at = self._trainer.state.global_step
+        return batch
+
+    def _on_batch(self, prepare: Callable[..., object], *args: object, **kwargs: object) -> object:
+        batch = prepare(*args, **kwargs)
+        if self._trainer.model.training and self._is_due:
+            self._see_batch(batch)
+        return batch
 
     def _see_batch(self, batch: object) -> None:
         """Hold a micro-batch of an update that is measured, and measure all of them with the last."""
-        if self._observer is None or not self._is_due:
-            return
         if not isinstance(batch, dict) or any(name not in batch for name in NEEDED):
             names = ", ".join(map(str, batch)) if isinstance(batch, dict) else type(batch).__name__
             self._warn(
@@ -332,14 +347,18 @@ class KLCallback(TrainerCallback):
             )
             self._release(PREPARE, GENERATE)
             return
-        if not self._observer.generates or self._generated_at == self._trainer.state.global_step:
+        if not self._generates or self._generated_at == self._trainer.state.global_step:
             self._held.append(batch)
         if self._trainer.accelerator.sync_gradients and self._held:
             held, self._held, self._is_due = self._held, [], False
             self._measure(self._trainer.state.global_step + 1, held)
 
-    def _checked(self, check: BetaCheck, loss: Callable[..., Tensor], model: Model, batch: Batch) -> Tensor:
-        value = check(loss, model, batch)
+    def _checked_loss(
+        self, check: BetaCheck, loss: Callable[..., Tensor], model: Model, batch: Batch, *args: object, **kwargs: object
+    ) -> Tensor:
+        if not self._trainer.model.training:
+            return loss(model, batch, *args, **kwargs)
+        value = check(lambda model, batch: loss(model, batch, *args, **kwargs), model, batch)
         if check.verdict is not None:
             self._release(LOSS)
             if check.verdict != "unknown":
@@ -349,12 +368,14 @@ class KLCallback(TrainerCallback):
                 self._warn(check.message())
         return value
 
-    def _numbers(self) -> dict[str, float]:
-        """What is new since the last logged row."""
-        numbers, self._pending = self._pending, {}
-        if not self._window.is_empty:
-            numbers, self._window = {**numbers, **self._window.metrics()}, Window()
-        return numbers
+    def _on_log(self, log: Callable[..., None], logs: dict[str, float], *args: object, **kwargs: object) -> None:
+        """Add what is new since the last row to a row of training; a number of the trainer's own keeps its value."""
+        if not any(name.startswith("eval_") for name in logs):
+            numbers, self._pending = self._pending, {}
+            if not self._window.is_empty:
+                numbers, self._window = {**numbers, **self._window.metrics()}, Window()
+            logs.update({name: value for name, value in numbers.items() if name not in logs})
+        log(logs, *args, **kwargs)
 
     def _release(self, *names: str) -> None:
         if self._observer is not None:
@@ -377,7 +398,7 @@ class KLCallback(TrainerCallback):
         assert local is not None
         try:
             of_the_sampler = all(SAMPLER_LOGP in batch for batch in batches)
-            self._record(step, [everywhere(accelerator, each)[0] for each in local], of_the_sampler)
+            self._record(step, [gather_rows(accelerator, each)[0] for each in local], of_the_sampler)
         except Exception as error:  # the same on all processes, which have the same numbers
             self._warn_of(step, error)
 

@@ -207,7 +207,7 @@ TEACHER_PROMPT = ("teacher_prompt_ids", "teacher_prompt_mask")
 """Keys of this package: the prompts that the teacher sees, if they are others."""
 
 
-def as_teacher_sees(batch: Batch) -> Batch:
+def teacher_view(batch: Batch) -> Batch:
     """The batch with the teacher's prompts in the place of the policy's, if it has any."""
     if TEACHER_PROMPT[0] not in batch:
         return batch
@@ -426,7 +426,7 @@ def padded_mask(trainer: GRPOTrainer, mask: Rows) -> Tensor:
 
 
 @contextmanager
-def shuffled_by(shuffle: Callable[[Batch], Batch]) -> Iterator[None]:
+def shuffle_with(shuffle: Callable[[Batch], Batch]) -> Iterator[None]:
     """While TRL splits a generation batch into micro-batches, let `shuffle` order its rows instead of TRL."""
     module: Any = grpo_trainer
     before, module.shuffle_sequence_dict = module.shuffle_sequence_dict, shuffle

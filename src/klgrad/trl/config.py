@@ -9,7 +9,7 @@ from trl.trainer.grpo_config import GRPOConfig
 from ..core.families import Formula
 from ..core.term import KLTerm
 from ..errors import MeaningError
-from ..integrations import Objective, bound_of, check_own, words, written
+from ..integrations import Objective, bound_of, bound_text, check_own, choice_field
 from ..support import Json
 from ..zoo import Cell
 from . import config_checks as checks
@@ -32,8 +32,8 @@ class TRLObjective(Objective):
 
     cell: Cell | None = None
     top_k: int | None = None
-    top_k_of: str = words("teacher", "student")
-    tail: str = words("sampled", "lump", "none")
+    top_k_of: str = choice_field("teacher", "student")
+    tail: str = choice_field("sampled", "lump", "none")
     prefix_weight: float = 0.0
 
     @property
@@ -91,7 +91,7 @@ def objective_of(config: "KLConfig") -> TRLObjective:
     """Check the fields of a `KLConfig` together, and build its objective."""
     checks.check(config)
     settings = {f.name: getattr(config, f"kl_{f.name}") for f in fields(TRLObjective)}
-    settings["ratio_bound"] = written(bound_of(config.kl_ratio_bound))  # `truncate:2` is `truncate:2.0`
+    settings["ratio_bound"] = bound_text(bound_of(config.kl_ratio_bound))  # `truncate:2` is `truncate:2.0`
     if config.kl_cell is not None:
         return TRLObjective(**{**settings, "cell": checks.cell_of(config)})
     objective = TRLObjective(**settings)
@@ -110,7 +110,7 @@ def fields_of(term: KLTerm) -> Json:
         "kl_discount": term.discount,
         "kl_baseline": term.baseline,
         "kl_influence_bound": term.influence_bound,
-        **({} if weighting is None else {"kl_ratio": weighting.ratio, "kl_ratio_bound": written(weighting.bound)}),
+        **({} if weighting is None else {"kl_ratio": weighting.ratio, "kl_ratio_bound": bound_text(weighting.bound)}),
     }
 
 
@@ -289,7 +289,7 @@ class KLConfig(GRPOConfig):
 # The arguments of a `KLTrainer` that declare its KL: a `KLConfig`, or a `KLConfig` and a `KLTerm`.
 
 
-def declared(args: Any, kl: KLTerm | None) -> KLConfig:
+def resolve_config(args: Any, kl: KLTerm | None) -> KLConfig:
     """The configuration that a trainer is built with: `args`, or the defaults, with the KL term if one is given.
 
     The fields of `args` that declare a term are then at their defaults, or agree with it. It is written into a copy.
@@ -328,7 +328,7 @@ def _check_term(kl: object, args: KLConfig) -> None:
     declared = fields_of(kl)
     changed_fields = changed_among(args, (*TERM_FIELDS, "kl_ratio_bound", "kl_cell"))
     if "kl_ratio_bound" in changed_fields and "kl_ratio_bound" in declared:  # `truncate:2` is `truncate:2.0`
-        changed_fields["kl_ratio_bound"] = written(bound_of(changed_fields["kl_ratio_bound"]))
+        changed_fields["kl_ratio_bound"] = bound_text(bound_of(changed_fields["kl_ratio_bound"]))
     other = {name: value for name, value in changed_fields.items() if value != declared.get(name)}
     if other:
         fields = ", ".join(f"{name}={value!r}" for name, value in other.items())

@@ -3,9 +3,9 @@
 import inspect
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import FunctionType
-from typing import Any
 
 import torch
 import transformers
@@ -16,8 +16,7 @@ from trl.trainer import distillation_trainer as module
 from trl.trainer.distillation_trainer import DistillationTrainer
 from trl.trainer.grpo_trainer import GRPOTrainer
 
-from ..support import Model
-from .compat import Batch, ContractError, check_version
+from .compat import ContractError, check_version
 
 # What `KLTrainer` relies on in TRL and transformers, checked when a trainer is built.
 #
@@ -118,83 +117,25 @@ def trainer_of(callback: TrainerCallback, state: TrainerState) -> Trainer:
 
 
 class Observer:
-    """Replaces methods of one trainer object, and restores them."""
+    """Wraps methods of one trainer object, and restores them."""
 
-    def __init__(self, trainer: Any) -> None:
+    def __init__(self, trainer: object) -> None:
         self._trainer = trainer
-        self._restore: dict[str, tuple[object, bool, object]] = {}
+        self._before: dict[str, object] = {}
 
-    @property
-    def generates(self) -> bool:
-        """Whether the trainer samples completions as TRL's trainers do."""
-        return hasattr(self._trainer, GENERATE)
-
-    def on_batch(self, look: Callable[[object], None]) -> None:
-        """Call `look` with every micro-batch that is trained on, before its loss is computed."""
-
-        def prepare(before: Callable[..., object], *args: object, **kwargs: object) -> object:
-            batch = before(*args, **kwargs)
-            if self._trainer.model.training:
-                look(batch)
-            return batch
-
-        self._replace(PREPARE, prepare)
-
-    def on_generation(self, look: Callable[[], None]) -> None:
-        """Call `look` whenever completions were sampled for training."""
-
-        def generate(before: Callable[..., object], *args: object, **kwargs: object) -> object:
-            batch = before(*args, **kwargs)
-            if self._trainer.model.training:
-                look()
-            return batch
-
-        if self.generates:
-            self._replace(GENERATE, generate)
-
-    def on_loss(self, around: Callable[[Callable[..., Tensor], Model, Batch], Tensor]) -> None:
-        """Let `around(loss, model, batch)` compute the training loss by a call of `loss(model, batch)`."""
-
-        def compute(
-            before: Callable[..., Tensor], model: Model, batch: Batch, *args: object, **kwargs: object
-        ) -> Tensor:
-            if not self._trainer.model.training:
-                return before(model, batch, *args, **kwargs)
-            return around(lambda model, batch: before(model, batch, *args, **kwargs), model, batch)
-
-        self._replace(LOSS, compute)
-
-    def on_log(self, add: Callable[[], dict[str, float]]) -> None:
-        """Add numbers to each row that training logs; a number that the trainer itself logs keeps its value."""
-
-        def log(before: Callable[..., None], logs: dict[str, float], *args: object, **kwargs: object) -> None:
-            if not any(name.startswith("eval_") for name in logs):
-                logs.update({name: value for name, value in add().items() if name not in logs})
-            return before(logs, *args, **kwargs)
-
-        self._replace(LOG, log)
+    def wrap(self, name: str, around: Callable[..., object]) -> None:
+        """Let `around(method, *args, **kwargs)` stand for `method(*args, **kwargs)`."""
+        method = getattr(self._trainer, name)
+        self._before[name] = vars(self._trainer).get(name)
+        setattr(self._trainer, name, partial(around, method))
 
     def release(self, *names: str) -> None:
-        """Restore these methods, or all; a replacement that another library put over ours stays."""
-        for name in names or tuple(self._restore):
-            ours, was_own, before = self._restore.pop(name, (None, False, None))
-            if ours is None or vars(self._trainer).get(name) is not ours:
-                continue
-            if was_own:
+        """Restore these methods, or all."""
+        for name in set(names or self._before) & self._before.keys():
+            if (before := self._before.pop(name)) is not None:
                 setattr(self._trainer, name, before)
             else:
                 delattr(self._trainer, name)
-
-    def _replace(self, name: str, with_: Callable[..., object]) -> None:
-        before, was_own = getattr(self._trainer, name), name in vars(self._trainer)
-        ours = lambda *args, **kwargs: with_(before, *args, **kwargs)
-        setattr(self._trainer, name, ours)
-        self._restore[name] = (ours, was_own, before)
-
-
-def scores_a_reference(trainer: object) -> bool:
-    """Whether the trainer is TRL's GRPO or a subclass, whose loss reads the reference's log-probs from the batch."""
-    return isinstance(trainer, GRPOTrainer)
 
 
 # TRL's distillation loss, with its divergence replaced.

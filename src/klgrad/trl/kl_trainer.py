@@ -44,22 +44,22 @@ from .compat import (
     log_metrics,
     model_name,
     reference_loaded_from,
-    shuffled_by,
+    shuffle_with,
     token_weights,
 )
-from .config import KLConfig, TRLObjective, declared
+from .config import KLConfig, TRLObjective, resolve_config
 from .config_checks import teachers_of
 from .contract import check_contract, warn_of_cudnn_attention
 from .metrics import KLMetrics
-from .scorer import PromptNumbers, Scorer, everywhere, shuffled_by_group
+from .scorer import PromptNumbers, Scorer, gather_rows, shuffle_groups
 from .state_files import Parts, load_parts, save_parts
 
 # The KL as parts of a loss: per token, for TRL to reduce, or summed.
 
 
-def own_rows(x: Tensor, own: slice, like: Tensor) -> Tensor:
+def local_rows(x: Tensor, rows: slice, like: Tensor) -> Tensor:
     """This process' rows, cut to the length that they had before all processes' were padded to one length."""
-    return x[own, : like.shape[1]]
+    return x[rows, : like.shape[1]]
 
 
 def per_token_loss(
@@ -70,13 +70,13 @@ def per_token_loss(
     The advantages carry the whole term then. `own` are this process' rows of the rollout, which has those of all
     processes; `logp` are its log-probs, with their gradient.
     """
-    per_token = own_rows(result.per_token, own, logp)
+    per_token = local_rows(result.per_token, own, logp)
     if objective.placement == "advantage":
         if objective.term is None or objective.term.estimator != "exact":
             return None
-        return per_token - own_rows(result.coefficient, own, logp) * (logp - logp.detach())
+        return per_token - local_rows(result.coefficient, own, logp) * (logp - logp.detach())
     assert objective.term is not None  # whose result this is
-    return per_token + own_rows(token_values(objective.term, rollout), own, logp)
+    return per_token + local_rows(token_values(objective.term, rollout), own, logp)
 
 
 # The KL as a reward function of TRL's, and the reward of a run that has none.
@@ -100,7 +100,7 @@ class KLReward:
         return [None] * len(completions)
 
 
-def listed(given: Any) -> list[Any]:
+def as_list(given: Any) -> list[Any]:
     """Reward functions or their processing classes as a list, which is empty for None."""
     if given is None:
         return []
@@ -270,11 +270,10 @@ def check_built(trainer: GRPOTrainer, args: KLConfig, objective: TRLObjective) -
 
 
 def whole_groups(each: int, rows: int, steps: int, generations: int) -> bool:
-    """Whether each micro-batch of all processes consists of whole groups, of `generations` rows.
+    """Whether each micro-batch, of `each` rows on a process and `rows` on all, has whole groups of `generations` rows.
 
     A process has adjacent rows of a generation, and cuts them into its micro-batches by itself: with more than one of
-    them, a group that lies in two processes is never whole. A micro-batch has `each` rows on one process, and `rows` on
-    all.
+    them, a group that lies in two processes is never whole.
     """
     return each % generations == 0 or (steps == 1 and rows % generations == 0)
 
@@ -354,7 +353,7 @@ class KLTrainer(GRPOTrainer):
         **kwargs: Any,
     ) -> None:
         check_contract(type(self), KLTrainer)
-        self.args = args = declared(args, kl)
+        self.args = args = resolve_config(args, kl)
         self.objective = args.objective
         self.coefficient = self.objective.beta()
         self.kl_metrics = KLMetrics(self.objective, self.coefficient, partial(log_metrics, self))
@@ -380,14 +379,14 @@ class KLTrainer(GRPOTrainer):
 
     def _build(self, model: Model, reward_funcs: Any, args: KLConfig, kwargs: Json) -> None:
         """Let TRL set up, with a reference, and with the KL as one more reward if it is placed there."""
-        functions, weights = listed(reward_funcs), args.reward_weights
+        functions, weights = as_list(reward_funcs), args.reward_weights
         check_weights(weights, functions)
         rewards = functions or [no_reward]
         args.reward_weights = list(weights or [1.0] * len(rewards))
         if self._has_kl_reward:
             rewards = [*rewards, KLReward()]
             args.reward_weights.append(-args.kl_coef)
-        if classes := listed(kwargs.get("reward_processing_classes")):
+        if classes := as_list(kwargs.get("reward_processing_classes")):
             kwargs = {**kwargs, "reward_processing_classes": [*classes, *[None] * (len(rewards) - len(functions))]}
         try:
             with lend_beta(args, float(self.has_reference)), as_reference(model, args, kwargs) as (named, given):
@@ -421,7 +420,7 @@ class KLTrainer(GRPOTrainer):
         self.prompt_numbers.check(generation_batch)
         if not self.objective.needs_groups:
             return super()._prepare_inputs(generation_batch)
-        with shuffled_by(shuffled_by_group):
+        with shuffle_with(shuffle_groups):
             return super()._prepare_inputs(generation_batch)
 
     def _generate(self, prompts: list[object]) -> Any:
@@ -479,7 +478,7 @@ class KLTrainer(GRPOTrainer):
         self._last_sampled.check(completion_ids)
         rollout = self.scorer.sampled_rollout(self._last_sampled)
         rows = len(rollout.mask) // self.accelerator.num_processes
-        group, _ = everywhere(self.accelerator, {"group": self.prompt_numbers.of_rows(rows)})
+        group, _ = gather_rows(self.accelerator, {"group": self.prompt_numbers.of_rows(rows)})
         self._check_start(rollout)
         # The β of these completions; recording them may change it for the next.
         self.reward_weights[self._kl_reward_index()] = -self.coefficient.value
@@ -500,7 +499,7 @@ class KLTrainer(GRPOTrainer):
     def _loss_with_kl(self, model: Model, batch: Batch) -> Tensor:
         """TRL's loss without a KL, and the KL of the log-probs that it asked for."""
         # On the CPU, where reading the groups waits for nothing, and before the device has work to wait for.
-        group = everywhere(self.accelerator, {"group": batch["group"]})[0]["group"].cpu()
+        group = gather_rows(self.accelerator, {"group": batch["group"]})[0]["group"].cpu()
         lent, captured = dict(batch), list[tuple[Tensor, Rollout, slice, KLResult | None]]()
         in_advantages = self.objective.placement == "advantage" and self.objective.term is not None
         if in_advantages:
@@ -514,7 +513,7 @@ class KLTrainer(GRPOTrainer):
                 term = replace(term, baseline="none")  # an evaluation uses only the value
             result = None if term is None else term(rollout)
             if in_advantages and result is not None:
-                by = self.coefficient.value * own_rows(result.coefficient, rows, passed.logp)
+                by = self.coefficient.value * local_rows(result.coefficient, rows, passed.logp)
                 advantages = batch["advantages"]  # perhaps one number per completion
                 lent["advantages"] = (advantages[:, None] if advantages.dim() == 1 else advantages) - by
             captured.append((passed.logp, rollout, rows, result))
@@ -530,7 +529,7 @@ class KLTrainer(GRPOTrainer):
         [(logp, rollout, rows, result)] = captured
         per_token = self._per_token(rollout, result, rows, logp)
         loss = loss + self.coefficient.value * self._reduced(model, batch, rollout, per_token)
-        self.kl_metrics.hold(rollout, group, result)
+        self.kl_metrics.held = rollout, group, result
         if current_mode(self) == "eval":
             self.kl_metrics.record_held("eval", last=not self._evaluating)
         return loss
@@ -545,7 +544,7 @@ class KLTrainer(GRPOTrainer):
         if cell is not None:
             # An evaluation may have one completion per prompt, and only its reward and KL are of interest.
             left_out = cell.compares_completions and current_mode(self) == "eval"
-            return None if left_out or cell.per_token is None else own_rows(cell.per_token(rollout), own, logp)
+            return None if left_out or cell.per_token is None else local_rows(cell.per_token(rollout), own, logp)
         assert result is not None  # there is a term where there is no cell
         per_token, gamma = per_token_loss(self.objective, rollout, result, own, logp), self.objective.prefix_weight
         if per_token is None or not gamma:
@@ -553,7 +552,7 @@ class KLTrainer(GRPOTrainer):
         size = rollout.log_ratio.abs()
         total = size.sum(-1, keepdim=True).clamp(min=torch.finfo(size.dtype).tiny)
         share = 1 - (size.cumsum(-1) - size) / total  # of a completion's Σ|l|, at the token or after it
-        return per_token * own_rows(1 + gamma * share, own, logp)
+        return per_token * local_rows(1 + gamma * share, own, logp)
 
     def _reduced(self, model: Model, batch: Batch, rollout: Rollout, per_token: Tensor | None) -> Tensor | float:
         """What the KL adds to this process' loss: reduced as TRL reduces its own, or summed over completions."""
@@ -599,11 +598,11 @@ class KLTrainer(GRPOTrainer):
             self._restored = None
         try:
             loss = super().training_step(*args, **kwargs)
-            if self._has_kl_loss and not self.kl_metrics.is_held:
+            if self._has_kl_loss and self.kl_metrics.held is None:
                 raise ContractError("a training step of TRL's that calls _compute_loss", "one that does not")
             self.kl_metrics.record_held(current_mode(self), last=self.accelerator.sync_gradients)
         finally:
-            self.kl_metrics.drop_held()  # a step that failed must not keep its graph
+            self.kl_metrics.held = None  # a step that failed must not keep its graph
         return loss
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:

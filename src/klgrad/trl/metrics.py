@@ -125,25 +125,14 @@ class KLMetrics:
     ) -> None:
         self._objective, self._coefficient, self._log = objective, coefficient, log
         self._windows: dict[Mode, MetricWindow] = {"train": MetricWindow(), "eval": MetricWindow()}
-        self._held: tuple[Rollout, Tensor, KLResult | None] | None = None
+        self.held: tuple[Rollout, Tensor, KLResult | None] | None = None
+        """A micro-batch whose report is computed while the device runs backward."""
         self.lengths = LengthWatch()
 
-    def hold(self, rollout: Rollout, group: Tensor, result: KLResult | None) -> None:
-        """Keep a micro-batch until `record_held`, so that its report is computed while the device runs backward."""
-        self._held = (rollout, group, result)
-
-    @property
-    def is_held(self) -> bool:
-        return self._held is not None
-
-    def drop_held(self) -> None:
-        """Forget the micro-batch that is held, and the graph that it holds."""
-        self._held = None
-
     def record_held(self, mode: Mode, *, last: bool) -> None:
-        if self._held is not None:
-            self.record(mode, *self._held, last=last)
-        self._held = None
+        if self.held is not None:
+            self.record(mode, *self.held, last=last)
+        self.held = None
 
     def record(self, mode: Mode, rollout: Rollout, group: Tensor, result: KLResult | None, *, last: bool) -> None:
         """Add a micro-batch; `last` if it completes an update or an evaluation."""

@@ -259,7 +259,7 @@ class Passes:
                     if model is not None:
                         compare_head(self._trainer.accelerator, model, some_tokens(batches[0]))
             plain = [StatisticsRequest(text.keep, self.temperature) for text in texts]
-            hidden = [ask(self._trainer.accelerator, ref, *text).hidden for text in zip(texts, plain, strict=True)]
+            hidden = [ask(self._trainer.accelerator, ref, *text)["hidden"] for text in zip(texts, plain, strict=True)]
             head = self._head(ref)
         with statistics_forward(self._base(policy)), without_dropout(policy):
             return [self._statistics(text, h, head) for text, h in zip(texts, hidden, strict=True)]
@@ -274,8 +274,7 @@ class Passes:
             return head
         return head.clone()
 
-    def _statistics(self, batch: CompletionRows, hidden: Tensor | None, head: Head) -> dict[str, Tensor]:
-        assert hidden is not None  # it was asked for
+    def _statistics(self, batch: CompletionRows, hidden: Tensor, head: Head) -> dict[str, Tensor]:
         question = StatisticsRequest(
             batch.keep,
             self.temperature,

@@ -10,7 +10,6 @@ from typing import Any, get_args
 import torch
 from accelerate import Accelerator
 from torch import Tensor
-from transformers.utils.generic import ModelOutput
 from trl.trainer.grpo_trainer import GRPOTrainer
 
 from ..core.divergences import Divergence
@@ -54,7 +53,7 @@ from .config_checks import teachers_of
 # All processes' completions of one step, so that baselines and reports are those of the whole batch.
 
 
-def everywhere(accelerator: Accelerator, local: dict[str, Tensor | None]) -> tuple[Json, slice]:
+def gather_rows(accelerator: Accelerator, local: dict[str, Tensor | None]) -> tuple[Json, slice]:
     """Gather tensors from all processes, padded to one length; also return which rows are this process'.
 
     Those keep their gradient.
@@ -135,7 +134,7 @@ class PromptNumbers:
         self._generations = state["generations"]
 
 
-def with_peers(group: Tensor) -> Tensor:
+def merge_lone_rows(group: Tensor) -> Tensor:
     """(B,) groups of at least two: completions that are alone in their group share one.
 
     A baseline over completions of other prompts is as unbiased as one over the same prompt's, because it does not
@@ -149,7 +148,7 @@ def with_peers(group: Tensor) -> Tensor:
     return torch.where(alone, home, group)
 
 
-def shuffled_by_group(batch: Batch) -> Batch:
+def shuffle_groups(batch: Batch) -> Batch:
     """The batch with its groups in a random order and the rows of each group adjacent.
 
     TRL shuffles single rows; then the completions of a prompt would fall into different micro-batches.
@@ -254,24 +253,12 @@ class StatisticsRequest:
     top_k_of: str = "teacher"
 
 
-@dataclass
-class StatisticsOutput(ModelOutput):
-    """Hidden states, or the fields of `TokenStatistics` with entries and the reference's log-probs there."""
-
-    hidden: Tensor | None = None
-    logp: Tensor | None = None
-    entropy: Tensor | None = None
-    ref_logp: Tensor | None = None
-    reverse_kl: Tensor | None = None
-    forward_kl: Tensor | None = None
-    entries_logp: Tensor | None = None
-    divergence: Tensor | None = None
-    ids: Tensor | None = None
-    ref_entries_logp: Tensor | None = None
+Statistics = dict[str, Any]
+"""`hidden` states; or the fields of `TokenStatistics`, with the `ids` and the `ref_entries_logp` of a top k."""
 
 
 def add_statistics_forward(model: Model) -> None:
-    """Let the model return a `StatisticsOutput` where it is called with a `question`; else its forward is unchanged."""
+    """Let the model return `Statistics` where it is called with a `question`; else its forward is unchanged."""
     forward = model.forward
 
     @wraps(forward)
@@ -281,39 +268,31 @@ def add_statistics_forward(model: Model) -> None:
         last = model.base_model(*args, use_cache=False, **kwargs).last_hidden_state
         hidden = last[:, -question.keep - 1 : -1]
         if question.targets is None:
-            return StatisticsOutput(hidden=hidden)
+            return {"hidden": hidden}
         with torch.autocast(hidden.device.type, enabled=False) if question.float32 else nullcontext():
-            return statistics(hidden, question)
-
-    def statistics(hidden: Tensor, question: StatisticsRequest) -> StatisticsOutput:
-        assert question.targets is not None  # else hidden states are returned
-        head = head_of(model, question.temperature, question.vocabulary)
-        how = {"mask": question.mask, "budget": question.budget}
-        if question.top_k is not None:
-            return over_top_k(hidden, head, question, how)
-        if not question.references:
-            return StatisticsOutput(**token_statistics(hidden, head, question.targets, **how)._asdict())
-        refs = question.references
-        given = ([ref.hidden for ref in refs], [ref.head for ref in refs])
-        weights = [ref.weight for ref in refs]
-        found = token_statistics(
-            hidden, head, question.targets, *given, ref_weights=weights, divergence=question.divergence, **how
-        )
-        return StatisticsOutput(**found._asdict())
-
-    def over_top_k(hidden: Tensor, head: Head, question: StatisticsRequest, how: Json) -> StatisticsOutput:
-        assert question.targets is not None
-        assert question.top_k is not None
-        [ref] = question.references
-        of = (ref.hidden, ref.head) if question.top_k_of == "teacher" else (hidden.detach(), head)
-        ids = top_entries(*of, question.targets, question.top_k, **how).ids
-        student = token_statistics(hidden, head, question.targets, entries=ids, **how)
-        with torch.no_grad():
-            teacher = token_statistics(ref.hidden, ref.head, question.targets, entries=ids, **how)
-        student = student._replace(ref_logp=teacher.logp)
-        return StatisticsOutput(**student._asdict(), ids=ids, ref_entries_logp=teacher.entries_logp)
+            return statistics_of(hidden, head_of(model, question.temperature, question.vocabulary), question)
 
     model.forward = answering
+
+
+def statistics_of(hidden: Tensor, head: Head, question: StatisticsRequest) -> Statistics:
+    """What is asked of the policy, from its (B, keep, H) hidden states."""
+    how: Json = {"mask": question.mask, "budget": question.budget}
+    refs, targets = question.references, question.targets
+    assert targets is not None  # else hidden states are asked for
+    if question.top_k is not None:
+        [ref] = refs
+        of = (ref.hidden, ref.head) if question.top_k_of == "teacher" else (hidden.detach(), head)
+        ids = top_entries(*of, targets, question.top_k, **how).ids
+        student = token_statistics(hidden, head, targets, entries=ids, **how)
+        with torch.no_grad():
+            teacher = token_statistics(ref.hidden, ref.head, targets, entries=ids, **how)
+        named = student._replace(ref_logp=teacher.logp)._asdict()
+        return {**named, "ids": ids, "ref_entries_logp": teacher.entries_logp}
+    if refs:
+        how |= {"ref_weights": [ref.weight for ref in refs], "divergence": question.divergence}
+        how |= {"ref_hidden": [ref.hidden for ref in refs], "ref_head": [ref.head for ref in refs]}
+    return token_statistics(hidden, head, targets, **how)._asdict()
 
 
 @contextmanager
@@ -411,7 +390,7 @@ def without_dropout(model: Model) -> Iterator[None]:
 # Forward passes of the policy and of its reference over completions.
 
 
-def ask(accelerator: Accelerator, model: Model, batch: CompletionRows, question: StatisticsRequest) -> StatisticsOutput:
+def ask(accelerator: Accelerator, model: Model, batch: CompletionRows, question: StatisticsRequest) -> Statistics:
     """Call a model as training calls it."""
     with accelerator.autocast():
         return model(input_ids=batch.ids, attention_mask=batch.attention, question=question)
@@ -496,7 +475,7 @@ class Scorer:
 
     def reference_log_probs(self, batch: Batch) -> Tensor:
         """(B, T) log-probs by the reference, or by each row's teacher, which may see another prompt."""
-        logps = [self.log_probs(ref, compat.as_teacher_sees(batch)) for ref in self.each_reference()]
+        logps = [self.log_probs(ref, compat.teacher_view(batch)) for ref in self.each_reference()]
         teacher = batch.get("teacher")
         return logps[0] if teacher is None else torch.stack(logps)[teacher, range(len(teacher))]
 
@@ -509,21 +488,17 @@ class Scorer:
     @torch.no_grad()
     def references(self, batch: Batch) -> tuple[ReferencePass, ...]:
         """The references at the tokens of a batch. Those that the rows name see their rows alone."""
-        completions, accelerator = CompletionRows.of(compat.as_teacher_sees(batch)), self._trainer.accelerator
+        completions, accelerator = CompletionRows.of(compat.teacher_view(batch)), self._trainer.accelerator
         passes: list[ReferencePass] = []
         for i, ref in enumerate(self.each_reference()):
             weight, rows = self._weight(i, batch), None
             if "teacher" in batch:
                 rows = (batch["teacher"] == i).nonzero()[:, 0]
                 rows = rows if len(rows) else rows.new_zeros(1)  # every process calls every model
-            hidden = ask(
-                accelerator,
-                ref,
-                completions if rows is None else completions.of_rows(rows),
-                StatisticsRequest(completions.keep, self._trainer.temperature),
-            ).hidden
+            asked = completions if rows is None else completions.of_rows(rows)
+            question = StatisticsRequest(completions.keep, self._trainer.temperature)
+            hidden: Tensor = ask(accelerator, ref, asked, question)["hidden"]
             head = head_of(accelerator.unwrap_model(ref), self._trainer.temperature, self.vocabulary)
-            assert hidden is not None  # it was asked for
             if rows is not None:
                 hidden = hidden.new_zeros(len(completions.ids), *hidden.shape[1:]).index_copy_(0, rows, hidden)
             passes.append(ReferencePass(hidden, head, weight))
@@ -582,9 +557,9 @@ class Scorer:
             "token_forward_kl": None if exact is None else exact.forward_kl,
             "token_divergence": None if exact is None else exact.divergence,
         }
-        tensors, own = everywhere(self._trainer.accelerator, local)
+        tensors, own = gather_rows(self._trainer.accelerator, local)
         tensors["mask"] = tensors["mask"].bool()
-        return Rollout(**tensors, group=with_peers(group) if self._objective.needs_groups else None), own
+        return Rollout(**tensors, group=merge_lone_rows(group) if self._objective.needs_groups else None), own
 
     def sampled_rollout(self, sampled: Sampled) -> Rollout:
         """All processes' completions that were just sampled."""
@@ -596,7 +571,7 @@ class Scorer:
         own = self.log_probs(self._trainer.model, batch)
         with self.reference() as ref:
             other = self.log_probs(ref, batch)
-        tensors, _ = everywhere(self._trainer.accelerator, {"logp": own, "ref_logp": other, "mask": mask})
+        tensors, _ = gather_rows(self._trainer.accelerator, {"logp": own, "ref_logp": other, "mask": mask})
         return Rollout(**tensors)
 
     def _behavior(self, logp: Tensor, batch: Batch) -> Tensor | None:
@@ -613,5 +588,5 @@ def refuse_images(has_any: bool, where: str) -> None:
         )
 
 
-def _statistics(answer: StatisticsOutput) -> TokenStatistics:
-    return TokenStatistics(*(getattr(answer, name) for name in TokenStatistics._fields))
+def _statistics(answer: Statistics) -> TokenStatistics:
+    return TokenStatistics(*(answer[name] for name in TokenStatistics._fields))

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from .. import __version__
 from ..core.term import KLTerm
 from ..errors import ActivationError, MeaningError, UnknownNameError
-from ..integrations import AdaptiveCoefficient, Facts, Objective, refuse_if, words
+from ..integrations import AdaptiveCoefficient, Facts, Objective, choice_field, refuse_if
 from ..support import Json
 
 # The settings under `klgrad` in verl's configuration: those of every objective, and those that only verl has.
@@ -43,10 +43,10 @@ class VerlObjective(Objective):
 
     prefix: ClassVar[str] = f"{NODE}."
 
-    placement: str = words("loss", "advantage")
-    sampler: str = words("rollout", "old")
-    reference: str = words("ref", "teacher")
-    tail: str = words("lump", "none")
+    placement: str = choice_field("loss", "advantage")
+    sampler: str = choice_field("rollout", "old")
+    reference: str = choice_field("ref", "teacher")
+    tail: str = choice_field("lump", "none")
     task_rewards: bool = True
 
     def named(self, name: str, value: object) -> str:
