@@ -21,7 +21,7 @@ from typing import Any
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "tests" / "goldens"
 DIGITS = 5
-ZERO = 1e-9
+ZERO = 1e-8
 LONG = 8
 """Longer lists and dictionaries of numbers are summed up."""
 ENVIRONMENT = {"COLUMNS": "120", "NO_COLOR": "1", "TERM": "dumb", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}

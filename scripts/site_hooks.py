@@ -12,31 +12,46 @@ from mkdocs.structure.files import File, Files
 
 sys.path.insert(0, str(Path(__file__).parent))  # mkdocs loads this file by its path
 
+import notebooks
 import playground
 
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1>', re.DOTALL)
 """What pymdownx.arithmatex makes of `$...$` and of `$$...$$`."""
 
-CELL = re.compile(r"<td[^>]*>[^<]*</td>")
+CELL = re.compile(r"<td[ >].*?</td>", re.DOTALL)
+CODE = re.compile(r"(?<=<code>)[^<]*")
 PARTED = re.compile(r"(?<=±) |(?<=\d) (?=ms|s\b|GiB|MiB)")
 
 FOREIGN = re.compile(r'<(?:script|img|iframe)[^>]* src="(?:https?:)?//|<link[^>]* href="(?:https?:)?//[^>]*stylesheet')
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add what the playground needs beside its own files."""
+    """Add what the playground needs beside its own files, and the notebooks as pages."""
     generated = {"data.js": playground.data_script().encode(), **playground.plotting_files()}
     for name, content in generated.items():
         files.append(File.generated(config, f"assets/playground/{name}", content=content))
+    for name, text in notebooks.pages().items():
+        files.append(File.generated(config, name, content=text))
     return files
 
 
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Link to the page of a notebook, where a repository shows the notebook itself."""
+    return markdown.replace(".ipynb)", ".md)")
+
+
 def on_page_content(html: str, **_: Any) -> str:
-    """Replace every formula of a page, and keep numbers of tables with their errors and units.
+    """Replace every formula of a page, and say where the cells of its tables may break.
 
     A formula that is not understood is an error, and the build fails.
     """
-    return CELL.sub(lambda cell: PARTED.sub("\u00a0", cell[0]), FORMULA.sub(_mathml, html))
+    return CELL.sub(_breakable, FORMULA.sub(_mathml, html))
+
+
+def _breakable(cell: re.Match[str]) -> str:
+    """A number keeps its error or its unit beside it, and code breaks after = and _."""
+    text = PARTED.sub("\u00a0", cell[0])
+    return CODE.sub(lambda code: re.sub("([=_])", r"\1<wbr>", code[0]), text)
 
 
 def _mathml(found: re.Match[str]) -> str:

@@ -319,10 +319,10 @@ def with_rational_sampler(problem: Problem, parts: int, *, on_policy: bool) -> P
             f"parts={parts}",
             "use a larger denominator",
         )
-    wanted = torch.softmax(problem.behavior_logits, -1) * parts
-    counts = torch.ones_like(wanted)
+    shares = torch.softmax(problem.behavior_logits, -1) * parts
+    counts = torch.ones_like(shares)
     for _ in range(parts - problem.space.vocab):  # one part at a time to the token that lacks most
-        lacking = (wanted - counts).argmax(-1, keepdim=True)
+        lacking = (shares - counts).argmax(-1, keepdim=True)
         counts.scatter_add_(-1, lacking, torch.ones_like(lacking, dtype=counts.dtype))
     logits = (counts / parts).log()
     return replace(problem, behavior_logits=logits, logits=logits if on_policy else problem.logits)

@@ -185,7 +185,7 @@ def centred(rewards: Tensor, group: Tensor) -> Tensor:
     return (rewards - mean[number])[:, None]
 
 
-def apart_from_others(rewards: Tensor, group: Tensor) -> Tensor:
+def minus_the_others(rewards: Tensor, group: Tensor) -> Tensor:
     """(B, 1) the rewards minus the mean of the others of their group."""
     number, sizes = number_groups(group)
     size = sizes[number, None]
@@ -195,9 +195,9 @@ def apart_from_others(rewards: Tensor, group: Tensor) -> Tensor:
 def normalised(rewards: Tensor, group: Tensor) -> Tensor:
     """(B, 1) the rewards minus the mean of their group, divided by the standard deviation of the group."""
     number, sizes = number_groups(group)
-    apart = centred(rewards, group)
-    squares = torch.zeros(len(sizes), dtype=rewards.dtype).index_add(0, number, apart[:, 0] ** 2)
-    return apart / ((squares / (sizes - 1)).sqrt()[number, None] + EPSILON)
+    advantages = centred(rewards, group)
+    squares = torch.zeros(len(sizes), dtype=rewards.dtype).index_add(0, number, advantages[:, 0] ** 2)
+    return advantages / ((squares / (sizes - 1)).sqrt()[number, None] + EPSILON)
 
 
 def clipped(ratio: Tensor, advantages: Tensor, low: float, high: float) -> Tensor:
@@ -249,7 +249,7 @@ def dr_grpo(logp: Tensor, old_logp: Tensor, mask: Tensor, rewards: Tensor, group
 @policy_loss("arXiv 2402.14740", PolicyParts(baseline="leave-one-out"))
 def rloo(logp: Tensor, mask: Tensor, rewards: Tensor, group: Tensor) -> Tensor:
     """REINFORCE with the mean reward of the other completions of the group as the baseline."""
-    return sum_per_completion(-apart_from_others(rewards, group) * logp, mask)
+    return sum_per_completion(-minus_the_others(rewards, group) * logp, mask)
 
 
 @policy_loss(

@@ -130,8 +130,8 @@ class Ratios:
         ):
             if not len(ratio):
                 continue
-            some = wide(ratio)  # the largest ratio is e^20, and its square is finite
-            sums = torch.stack([some.sum(), some @ some])
+            weight = wide(ratio)  # the largest ratio is e^20, and its square is finite
+            sums = torch.stack([weight.sum(), weight @ weight])
             self._count[kind] += len(ratio)
             self._sums[kind] = self._sums[kind] + sums if kind in self._sums else sums
             largest = ratio.amax()
@@ -371,23 +371,23 @@ class MismatchSums:
         self._totals: Totals | None = None
         self._outside = torch.zeros((), dtype=torch.long)
 
-    def add(self, seen: Rollout, group: Tensor | None = None) -> None:
+    def add(self, rollout: Rollout, group: Tensor | None = None) -> None:
         """Add one batch.
 
         Args:
-            seen: the batch, with the trainer's policy as π and the sampler both as ref and as μ.
-            group: (B,) group numbers from 0 that mean the same in every batch; `seen.group` is not used.
+            rollout: the batch, with the trainer's policy as π and the sampler both as ref and as μ.
+            group: (B,) group numbers from 0 that mean the same in every batch; `rollout.group` is not used.
         """
         # For samples of μ the log-ratio that estimates a KL without weights is log μ - log π.
-        away = -seen.log_ratio
+        away = -rollout.log_ratio
         values = {f"kl/mismatch/{k}": k.value(away) for k in (k1, k2, k3)}
         values["kl/mismatch_of_trainer/k3"] = forward_k3.value(away)
         self._totals = self._totals or Totals(list(values))
-        self._totals.add(list(values.values()), seen, group)
-        self.lengths.add(seen)
+        self._totals.add(list(values.values()), rollout, group)
+        self.lengths.add(rollout)
         if self._own_ratios:
-            self.ratios.add(seen)
-        ratio = token_ratio(seen)  # 1 where masked, which is inside
+            self.ratios.add(rollout)
+        ratio = token_ratio(rollout)  # 1 where masked, which is inside
         outside = ((ratio < self.band[0]) | (ratio > self.band[1])).sum()
         self._outside = self._outside.to(outside.device) + outside
         self.furthest = torch.maximum(self.furthest.to(away), away.abs().amax())
@@ -470,6 +470,6 @@ def mismatch_report(
         0.0
     """
     sums = MismatchSums(band)
-    seen = Rollout(logp, behavior_logp, mask, behavior_logp=behavior_logp, group=group)
-    sums.add(seen, None if seen.group is None else number_groups(seen.group).number)
+    rollout = Rollout(logp, behavior_logp, mask, behavior_logp=behavior_logp, group=group)
+    sums.add(rollout, None if rollout.group is None else number_groups(rollout.group).number)
     return sums.report()

@@ -22,6 +22,7 @@ from functools import cached_property
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from .errors import ProblemError
 
@@ -58,13 +59,13 @@ class TokenSpace:
     @cached_property
     def sequences(self) -> list[tuple[int, ...]]:
         """Every sequence, with its end."""
-        found: list[tuple[int, ...]] = []
-        open_ones: list[tuple[int, ...]] = [()]
-        while open_ones:
-            start = open_ones.pop()
+        whole: list[tuple[int, ...]] = []
+        prefixes: list[tuple[int, ...]] = [()]
+        while prefixes:
+            start = prefixes.pop()
             for token in self._allowed(start):
-                (found if token == END else open_ones).append((*start, token))
-        return sorted(found)
+                (whole if token == END else prefixes).append((*start, token))
+        return sorted(whole)
 
     @cached_property
     def prefixes(self) -> list[tuple[int, ...]]:
@@ -79,10 +80,10 @@ class TokenSpace:
     @cached_property
     def allowed(self) -> Tensor:
         """(P, V) whether a token still fits after a prefix."""
-        found = torch.zeros(len(self.prefixes), len(self.pieces), dtype=torch.bool)
+        fits = torch.zeros(len(self.prefixes), len(self.pieces), dtype=torch.bool)
         for row, prefix in enumerate(self.prefixes):
-            found[row, self._allowed(prefix)] = True
-        return found
+            fits[row, self._allowed(prefix)] = True
+        return fits
 
     def written(self, sequence: Sequence[int]) -> str:
         """The text of some tokens."""
@@ -90,15 +91,12 @@ class TokenSpace:
 
     def tokenize(self, text: str) -> tuple[int, ...]:
         """The tokenizer's own sequence: from the left, always the longest piece that fits."""
-        found: list[int] = []
+        tokens: list[int] = []
         while text:
-            token = max(
-                (i for i, piece in enumerate(self.pieces) if piece and text.startswith(piece)),
-                key=lambda i: len(self.pieces[i]),
-            )
-            found.append(token)
-            text = text[len(self.pieces[token]) :]
-        return (*found, END)
+            fits = (i for i, piece in enumerate(self.pieces) if piece and text.startswith(piece))
+            tokens.append(max(fits, key=lambda i: len(self.pieces[i])))
+            text = text[len(self.pieces[tokens[-1]]) :]
+        return (*tokens, END)
 
     def next_log_probs(self, logits: Tensor) -> Tensor:
         """(P, V) log-probs of the next token after each prefix, from (P, V) logits; -inf for what does not fit."""
@@ -107,14 +105,10 @@ class TokenSpace:
     def token_log_probs(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """(N, T) log-probs of the tokens of all sequences, 0 where masked, and the mask."""
         log, at = self.next_log_probs(logits), {prefix: row for row, prefix in enumerate(self.prefixes)}
-        width = max(map(len, self.sequences))
-        places = torch.zeros(2, len(self.sequences), width, dtype=torch.long)
-        mask = torch.zeros(len(self.sequences), width, dtype=torch.bool)
-        for row, sequence in enumerate(self.sequences):
-            for t, token in enumerate(sequence):
-                places[:, row, t] = torch.tensor([at[sequence[:t]], token])
-                mask[row, t] = True
-        return torch.where(mask, log[places[0], places[1]], 0.0), mask
+        rows = [torch.tensor([at[y[:t]] for t in range(len(y))]) for y in self.sequences]
+        places, tokens = (pad_sequence(x, True) for x in (rows, [torch.tensor(y) for y in self.sequences]))
+        mask = pad_sequence([torch.ones(len(y), dtype=torch.bool) for y in self.sequences], True)
+        return torch.where(mask, log[places, tokens], 0.0), mask
 
     def text_log_probs(self, logits: Tensor) -> Tensor:
         """(S,) log-probs of the texts: sums over the sequences that write them."""
@@ -180,9 +174,9 @@ def text_log_ratio(logp: Tensor, mask: Tensor, ref_logp: Tensor, ref_mask: Tenso
         >>> logp.grad
         tensor([[-0.5000, -0.5000]])
     """
+    mask = mask.bool()
+    live = torch.where(mask, logp, 0.0)
     total = torch.where(ref_mask.bool(), ref_logp.detach(), 0.0).sum(-1, keepdim=True)
-    live = torch.where(mask.bool(), logp, 0.0)
     ratio = live.detach().sum(-1, keepdim=True) - total
-    lengths = mask.bool().sum(-1, keepdim=True).clamp(min=1)
-    value = torch.where(mask.bool(), ratio / lengths, 0.0)
-    return value + torch.where(mask.bool(), ratio, 0.0) * (live - live.detach())
+    share = mask.to(logp.dtype) / mask.sum(-1, keepdim=True).clamp(min=1)
+    return ratio * (share + live - live.detach())

@@ -51,8 +51,6 @@ def write_output(path: Path, content: str | bytes) -> None:
     if not is_stdout(path):
         write_whole(path, content)
         return
-    if sys.stdout is None:
-        raise OutputError("standard output that is open", "a closed one", "name a file")
     sys.stdout.flush()  # keep the order with what was printed before
     if hasattr(sys.stdout, "buffer"):
         sys.stdout.buffer.write(_encoded(content))
@@ -67,8 +65,6 @@ def write_whole(path: Path, content: str | bytes) -> None:
     A symbolic link is kept: the file that it points to is replaced, with its permissions. A pipe or a device cannot be
     replaced and is written to directly.
     """
-    if path.is_dir():
-        raise OutputError("a file that can be written", f"{path}, which is a folder", "name a file in it")
     try:
         if path.exists() and not path.is_file():
             with path.open("ab") as file:
@@ -105,7 +101,7 @@ def partials_of(path: Path, processes: Iterable[int]) -> list[Path]:
 
 
 def _encoded(content: str | bytes) -> bytes:
-    """UTF-8; what it cannot encode, such as undecodable bytes of a file name, is escaped as in JSON."""
+    # What UTF-8 cannot encode, such as undecodable bytes of a file name, is escaped as in JSON.
     return content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content
 
 

@@ -59,14 +59,14 @@ def assert_descends(
             raise UnknownNameError("verdict", name, TARGETS)
     expected = parse_parts(verdict) if "=" in verdict else cast(Verdict, verdict)
     with imports_for(loss if isinstance(loss, str) else ""):
-        result = audit(_found(loss, settings), advantages=advantages)
+        result = audit(_subject(loss, settings), advantages=advantages)
     mismatches = differences(result, expected, off_policy, strict=strict)
     if mismatches:
         raise _error(result, mismatches, strict and not differences(result, expected, off_policy))
     return result
 
 
-def _found(loss: object, settings: Settings | None) -> Subject:
+def _subject(loss: object, settings: Settings | None) -> Subject:
     if not isinstance(loss, str):
         return as_subject(loss, settings=settings)
     if ":" in loss:

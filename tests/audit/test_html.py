@@ -83,6 +83,13 @@ def test_well_formed(page):
     assert all(b <= a + 1 for a, b in pairwise(levels)), "a heading level is skipped"
 
 
+def test_the_headline_does_not_count_a_mean_of_squares_as_a_kl(audited):
+    """k1 in the reward descends half the mean of the squared log-ratio on stale samples."""
+    shown = " ".join(Checker(to_html(audited)).text)
+    assert "2 descend the reverse KL on-policy, and none of them does so off-policy" in shown
+    assert "1 of them does so off-policy" in to_html([*audited, audit(catalogue()["ratio-k3-loss"])])
+
+
 def test_self_contained(page):
     assert not re.search(r"https?:|//\w", page)
     assert not re.search(r"<script|<link|<img|<iframe|@import|url\(|@font-face", page)

@@ -10,7 +10,7 @@ from tolerances import EXACT
 
 from klgrad import KLTerm, zoo
 from klgrad.audit import audit, load, load_every
-from klgrad.audit.advice import LENGTHS, MASKED, differences, notes
+from klgrad.audit.advice import GAPS, LENGTHS, MASKED, SHIFT, differences, notes
 from klgrad.errors import LossCallError
 
 FILE = Path(__file__).parent / "data" / "losses.py"
@@ -281,3 +281,30 @@ def test_the_error_of_too_many_tokens_says_how_many_there_are():
         audit(top)
     assert "logits of shape (8, 10, 4)" in str(raised.value)
     assert "the audit's vocabularies have 2 to 4 tokens: try --set k=2" in str(raised.value)
+
+
+def test_a_mask_that_leaks_at_the_output_of_a_tool_is_told_to_mask_it():
+    def of_what_comes_before_the_end(logp, ref_logp, mask):
+        end = mask.flip(-1).cumsum(-1).flip(-1) > 0
+        return ((logp - ref_logp) ** 2 / 2 * end).sum(-1).mean()
+
+    result = audit(of_what_comes_before_the_end)
+    assert (result.anatomy.leaks, result.leaks_at_gaps) == (False, True)
+    assert result.to_dict()["anatomy"]["masked_tokens_leak"]
+    assert "touches masked gaps" in notes(result)
+    assert result.advice.remedies[0] == MASKED
+
+
+def test_what_takes_a_place_in_the_row_for_a_count_is_told_to_use_the_mask():
+    result = audit(reward_on_the_last_token)
+    assert not result.leaks_at_gaps
+    assert result.advice.remedies[0] == GAPS
+
+
+def test_a_late_reference_is_not_told_to_mask():
+    def shifted(logp, ref_logp, mask):
+        return ((logp[:, 1:] - ref_logp[:, :-1]) ** 2 / 2 * mask[:, 1:]).sum(-1).mean()
+
+    result = audit(shifted)
+    assert notes(result) == ["ref one token off"]
+    assert [remedy for remedy in result.advice.remedies if not remedy.use] == [SHIFT]

@@ -30,7 +30,7 @@ MUTATIONS = {
     "batch-mean baseline": (
         "credit.leave_one_out", "return (total - x) / (size - 1)", "return total / size", "reverse-sequence-k1-loo"),
     "baseline unweighted off-policy": (
-        "term.KLTerm.__call__", "coefficient - weights.own * credit.leave_one_out",
+        "families.evaluate", "coefficient - weights.own * credit.leave_one_out",
         "coefficient - credit.leave_one_out", "reverse-sequence-k1-loo-prefix-ratio"),
     "exact form without its prefix weight": (
         "importance.prefix_ratio_before", "return _bounded_exp(before)", "return torch.ones_like(before)",

@@ -41,15 +41,26 @@ def run(*arguments):
 
 
 def test_chosen_cells_in_full():
-    result = run("k3-loss", "k1-reward")
+    result = run("k3-loss", "k1-reward", "--full")
     assert result.exit_code == 0
     assert "forward-kl-token" in result.output
     assert "Descends the reverse KL between completions" in result.output
 
 
+@pytest.mark.parametrize("width", [80, 140])
+def test_cells_that_are_not_as_expected_are_marked(width, monkeypatch):
+    monkeypatch.setattr("klgrad.cli.console.PIPED_WIDTH", width)
+    result = run("k3-loss", "reverse-token-k1", "--expect", "divergence=reverse-kl,unit=token-mean")
+    assert result.exit_code == 1
+    table = result.stdout.partition("Read from")[0]
+    assert table.count("≠ forward KL") == 1
+    assert table.count("≠ sum") == 2
+    assert table.count("≠") == 3
+
+
 @pytest.mark.slow
 def test_a_users_function_class_member_and_term(loss_file):
-    result = run(f"{loss_file}:mine", f"{loss_file}:Losses.other", f"{loss_file}:declared")
+    result = run(f"{loss_file}:mine", f"{loss_file}:Losses.other", f"{loss_file}:declared", "--full")
     assert result.exit_code == 0, result.output
     assert "My penalty." in result.output
     assert result.output.count("reverse-kl-token ") >= 2

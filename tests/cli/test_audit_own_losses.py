@@ -147,10 +147,12 @@ def test_a_single_failure_is_the_error(file):
 
 @pytest.mark.slow
 def test_several_losses_end_in_one_table(file):
-    result = run(f"{file}:K3", f"{file}:k2", "--set", "beta=2")
+    losses = (f"{file}:K3", f"{file}:k2", "--set", "beta=2")
+    table, result = run(*losses).stdout, run(*losses, "--full")
     assert result.exit_code == 0, result.output
     assert "My penalty." in result.stdout
     last = result.stdout.rpartition("╯")[2]
+    assert table.strip() == last.strip()
     assert "K3" in last
     assert "k2" in last
 

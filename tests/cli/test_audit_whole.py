@@ -29,7 +29,9 @@ def run(*arguments):
 
 
 def test_a_users_loss_beside_a_published_one(loss_file, tmp_path):
-    result = run(f"{loss_file}:mine", "rloo", "--json", tmp_path / "whole.json", "--markdown", tmp_path / "whole.md")
+    result = run(
+        f"{loss_file}:mine", "rloo", "--json", tmp_path / "whole.json", "--markdown", tmp_path / "whole.md", "--full"
+    )
     assert result.exit_code == 0, result.output
     assert "My whole loss." in result.output
     assert "descends KL(μ‖π)" in " ".join(result.output.split())

@@ -80,7 +80,7 @@ def test_a_failed_expectation_is_printed_on_standard_error():
 def test_the_report_is_shown_even_if_a_path_cannot_be_written(tmp_path):
     result = run("audit", "k1-loss", "--json", tmp_path)
     assert isinstance(result.exception, OutputError)
-    assert "which is a folder" in str(result.exception)
+    assert "Is a directory" in str(result.exception)
     assert "Regularises nothing" in result.stdout
 
 
@@ -98,12 +98,10 @@ def test_a_process_substitution_receives_the_file(tmp_path):
 
 
 PRINTING = """
-import sys
 print("imported")
 
 def loss(logp, ref_logp):
     print("[b]shape", tuple(logp.shape))
-    sys.stdout.buffer.write(b"")
     return 0.5 * (logp - ref_logp) ** 2
 
 def fails(logp, ref_logp):

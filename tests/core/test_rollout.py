@@ -48,8 +48,6 @@ BAD = {
     "group of floats": ({"group": [0.0, 1.0]}, r"of integers, or of strings; received \[0.0, 1.0\]"),
     "group too short": ({"group": ["a"]}, r"`group` of shape \(2,\).*received \['a'\]"),
     "no reference": ({"ref_logp": None}, "`ref_logp` as a torch tensor; received NoneType; remedy: pass it"),
-    "another device": ({"ref_logp": LOGP.to("meta")}, "`ref_logp` on cpu, the device of `logp`; received device meta"),
-    "sparse": ({"mask": MASK.to_sparse()}, "`mask` as a dense tensor; received layout torch.sparse_coo"),
     "float8": (
         {"logp": LOGP.to(torch.float8_e4m3fn)},
         "`logp` of a floating dtype of 16 bits or more; received torch.float8_e4m3fn",
@@ -97,8 +95,8 @@ def test_a_group_may_be_labelled_by_integers_or_strings_of_any_container(labels)
 
 OF_ANY_TYPE = {
     "None": None, "list": LOGP.tolist(), "NumPy": LOGP.numpy(), "integer": 2, "object": object(),
-    "complex": LOGP.to(torch.complex64), "meta": LOGP.to("meta"), "3 dimensions": LOGP[None],
-    "sparse": LOGP.to_sparse(), "complex labels": torch.zeros(2, dtype=torch.complex64),
+    "complex": LOGP.to(torch.complex64), "3 dimensions": LOGP[None],
+    "complex labels": torch.zeros(2, dtype=torch.complex64),
     "mixed": [0, "a"], "beyond 64 bits": [2**70, 1], "NaN": [float("nan"), 1], "NumPy matrix": numpy.array([[0, 1]]),
 }  # fmt: skip
 MAY_BE_NONE = ("behavior_logp", *DIVERGENCES, "group")

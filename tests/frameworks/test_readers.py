@@ -396,7 +396,10 @@ def test_no_setting_of_maxtext_makes_its_kl_act(tmp_path):
     assert (run.framework, places(run)) == ("maxtext", [("loss", 0.08)])
     assert run.parts[0].loss == "maxtext rl.grpo_beta rl.loss_agg_mode=sequence-mean-token-mean"
     assert "no setting makes this KL act" in run.notes[0]
-    assert (run.changes[0].name, run.changes[0].value) == ("rl.grpo_beta", 0.0)
+    assert [(change.name, change.value) for change in run.changes] == [("rl.grpo_beta", 0.0)]
+    assert run.target is None
+    shown = CliRunner().invoke(app, ["advise", "--config", str(tmp_path / "run.yml")]).stdout
+    assert "These lines lead to no reverse KL. Change\n\nrl:\n  grpo_beta: 0" in shown
     script = "python3 -m maxtext.trainers.post_train.rl.train_rl model_name=m rl.grpo_beta=0.0 rl.off_policy_steps=2"
     off = run_of(tmp_path, script)
     assert (off.parts, len(off.stale)) == ((), 1)

@@ -12,6 +12,7 @@ from unittest.mock import patch
 import pytest
 import torch
 from kernels.cases import GENERATORS, agree, budget, check_gradient_of, confident, make
+from kernels.test_fused_statistics import TABLE, check, two
 from mutants import module_in, planted
 from tolerances import BFLOAT16, KEPT, SINGLE
 
@@ -233,6 +234,14 @@ def test_divergences(divergence, kept, monkeypatch):
     options = {"mode": "fast"} if kept is None else {"budget": budget(case, kept=kept)}
     agree(case, SINGLE, divergence=divergence, **options)
     assert tiles_triton._divergence_kernel in launches
+
+
+@pytest.mark.usefixtures("small_tiles")
+def test_several_references():
+    """One of them with a weight for each token."""
+    case, other = two(dtype=torch.float32)
+    assert fused_statistics.backend_for(case.hidden) is tiles_triton
+    check(case, other, [x.float() for x in TABLE], SINGLE, divergence=jensen_shannon(0.1))
 
 
 SUMS = {

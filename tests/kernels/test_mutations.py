@@ -32,12 +32,12 @@ MUTATIONS = {
         checks.kept),
     "kept logits without their top": ("tiles_torch.gradient", "z = a + top", "z = a", checks.kept),
     "kept differences without their mean": (
-        "tiling.CachedLogits.load", "torch.where(own, mean, 0.0)", "0.0", checks.kept),
+        "tiling.CachedLogits.load", "torch.where(likelier, mean, 0.0)", "0.0", checks.kept),
     "differences kept whole": (
         "state.mean_difference", "return s.sum_p_delta / s.mass", "return torch.zeros_like(s.mass)",
         checks.confident_tokens),
     "the reference's logit read as the policy's": (
-        "tiling.CachedLogits.load", "torch.where(own, a_or_minus_b, d - a_or_minus_b), d", "a_or_minus_b, d",
+        "tiling.CachedLogits.load", "torch.where(likelier, a_or_minus_b, d - a_or_minus_b), d", "a_or_minus_b, d",
         checks.kept),
     "what was kept read twice": (
         "fused_statistics.StatisticsFunction.backward", "replace(s, kept=None)", "s", checks.second_backward),
@@ -50,10 +50,10 @@ MUTATIONS = {
         "passes.gradients", "len(operands.chunks) != 1", "len(operands.chunks) > 1", checks.no_token),
     "the mean slope left over": (
         "state.with_divergence", "numbers[2] -= weight * mean_slope", "pass", checks.divergence),
-    "the divergence of one tile": ("passes._divergences_of", "own.sum(1)", "own[:, 0]", checks.divergence),
+    "the divergence of one tile": ("passes._divergences_of", "parts.sum(1)", "parts[:, 0]", checks.divergence),
     "the policy's own outputs counted with each reference": (
         "fused_statistics.StatisticsFunction.backward",
-        "own if i == 0 else (state.Upstream(none, none, none, none), None)", "own", checks.several),
+        "of_policy if i == 0 else (state.Upstream(none, none, none, none), None)", "of_policy", checks.several),
     "the gradient towards one reference alone": ("passes._recomputed", "local += to", "pass", checks.several),
     "the mixture weighted the other way": (
         "generators._jensen_shannon_term", "rest * p * p_by_mixture - beta", "rest * p * p_by_mixture + beta",

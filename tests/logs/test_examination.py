@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from klgrad import ImportanceWeighting, KLTerm, Rollout, Truncate, kl_report, mismatch_report, zoo as cells
 from klgrad.cli import app
-from klgrad.logs import LogError, examine, reader
+from klgrad.logs import LogError, examination, examine, reader
 from klgrad.logs.examination import cell_of, coefficients
 from klgrad.logs.log_report import HEIGHT, WIDTH, figures_of
 from klgrad.reports import KLSums, MismatchSums, StreamSample
@@ -38,7 +38,7 @@ def float64(**given):
 @pytest.mark.parametrize("suffix", WRITERS)
 @pytest.mark.parametrize("chunk_tokens", [90, 10**6])
 def test_the_report_is_that_of_one_batch(suffix, chunk_tokens, tmp_path, monkeypatch):
-    monkeypatch.setattr(reader, "BATCH_CELLS", 200)
+    monkeypatch.setattr(examination, "BATCH_CELLS", 200)
     monkeypatch.setattr(reader, "DECODED_ROWS", 7)
     data = float64(rows=40, tokens=12)
     if suffix == ".jsonl":  # read as float32
@@ -122,7 +122,7 @@ def test_a_file_with_old_logp_only_is_the_start_of_an_update(tmp_path):
 
 @pytest.mark.parametrize("cell", ["k3-loss", "k2-loss", "k3-loss-clamped", "k1-loss", "k3-no-grad", "k1-reward"])
 def test_coefficients_are_compared_as_on_one_batch(cell, tmp_path, monkeypatch):
-    monkeypatch.setattr(reader, "BATCH_CELLS", 60)
+    monkeypatch.setattr(examination, "BATCH_CELLS", 60)
     data = float64(rows=30, tokens=7)
     data["ref_logp"] = (data["ref_logp"] * 3).clamp(min=-12)
     del data["group"]

@@ -24,10 +24,11 @@ MUTATIONS = {
     "a sign of the difference": ("logs.examination.CoefficientSums.add", "(c - s) @ (c - s)", "(c + s) @ (c + s)"),
     "what is alive counted as dead": ("logs.examination.CoefficientSums.add", "c.abs() < DEAD", "c.abs() > DEAD"),
     "lengths with dead tokens": ("logs.reader.build", "lengths = counted[ends] - counted[ends - lengths]", "pass"),
-    "padding taken for tokens": ("logs.reader._pad", "steps < lengths[:, None]", "steps <= lengths[:, None]"),
+    "padding taken for tokens": ("logs.examination._pad", "steps < lengths[:, None]", "steps <= lengths[:, None]"),
     "places among live tokens": ("logs.reader.Chunk.place", "token = int(torch.nonzero(live)[token])", "pass"),
     "the other neighbour": (
-        "logs.mismatch.Evidence.add", "(seen.sampler_logp, seen.logp, live)", "(seen.logp, seen.sampler_logp, live)"),
+        "logs.mismatch.Evidence.add", "(rollout.sampler_logp, rollout.logp, live)",
+        "(rollout.logp, rollout.sampler_logp, live)"),
     "repeats of any token": ("logs.mismatch.Evidence._first_tokens", "& (y[1:] == y[:-1])", ""),
     "the ratio upside down": ("logs.mismatch._by_mean", "torch.expm1(-case.d)", "torch.expm1(case.d)"),
     "limits on the other side": ("logs.mismatch._beyond", "limit - y if a > 1 else y - limit", "y - limit"),

@@ -97,9 +97,9 @@ def test_arrays_of_other_shapes_are_refused(tmp_path):
     assert "`group` of shape (3,), one entry per completion" in message_of(path)
     np.savez(path, logp=np.ones((3, 4), int), ref_logp=-np.ones((3, 4)))
     assert "save log-probs, not token ids" in message_of(path)
-    for dtype in (np.longdouble, complex, "<U3"):
+    for dtype in (complex, "<U3"):
         np.savez(path, logp=-np.ones((3, 4)), ref_logp=-np.ones((3, 4)), mask=np.ones((3, 4)).astype(dtype))
-        assert "`mask` with a number or boolean dtype of up to 64 bits" in message_of(path)
+        assert "`mask` with a number or boolean dtype" in message_of(path)
 
 
 @pytest.mark.parametrize("suffix", WRITERS)

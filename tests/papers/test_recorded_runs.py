@@ -409,7 +409,7 @@ def test_recorded_runs_are_read_again_and_dated(name, tmp_path):
 
 def test_the_command_says_that_the_numbers_are_recorded(tmp_path):
     done = CliRunner().invoke(app, ["reproduce", "frpo/kl-in-reward", "--jobs", "1", "--out", str(tmp_path)])
-    assert "committed numbers of training runs on a GPU" in " ".join(done.output.split())
+    assert "committed numbers of runs of language models" in " ".join(done.output.split())
 
 
 def test_the_commands_of_run(tmp_path):

@@ -69,7 +69,7 @@ def test_a_file_that_must_not_be_written_is_left(tmp_path):
 
 
 def test_a_folder_is_refused(tmp_path):
-    with pytest.raises(OutputError, match="is a folder"):
+    with pytest.raises(OutputError, match="Is a directory"):
         write_whole(tmp_path, "x")
     assert tmp_path.is_dir()
     assert not tmp_path.with_name(f".{tmp_path.name}.partial").exists()

@@ -97,7 +97,7 @@ def arguments(path, **settings):
     return DistillationConfig(str(path), **{**shared, **settings})
 
 
-def made(kind, path, student=None, teacher=None, **settings):
+def trainer_of(kind, path, student=None, teacher=None, **settings):
     adapter = settings.pop("peft_config", None)
     return kind(
         student or tiny.folder(),
@@ -123,7 +123,7 @@ SETTINGS = [
 def test_training_is_that_of_trl(settings, tmp_path):
     trained = []
     for kind in (DistillationTrainer, TRLDistillationTrainer):  # building a trainer sets the seed
-        trainer = made(kind, tmp_path / kind.__module__, **settings)
+        trainer = trainer_of(kind, tmp_path / kind.__module__, **settings)
         before = tiny.weights(trainer)
         trainer.train()
         trained.append(trainer)
@@ -138,7 +138,7 @@ def test_training_is_that_of_trl(settings, tmp_path):
 def test_the_kernels_are_what_computes_it(tmp_path, monkeypatch):
     """Else this file would compare TRL with itself."""
     kinds = (DistillationTrainer, TRLDistillationTrainer)
-    ours, theirs = (made(kind, tmp_path / kind.__module__, max_steps=1) for kind in kinds)
+    ours, theirs = (trainer_of(kind, tmp_path / kind.__module__, max_steps=1) for kind in kinds)
     monkeypatch.setattr(trl_module, "_chunked_divergence_loss", lambda *args, **kwargs: 1 / 0)
     ours.train()
     with pytest.raises(ZeroDivisionError):
@@ -151,7 +151,7 @@ def test_with_adapters(tmp_path):
 
     losses = []
     for kind in (DistillationTrainer, TRLDistillationTrainer):
-        trainer = made(kind, tmp_path / kind.__module__, peft_config=LoraConfig(r=2, target_modules=["q_proj"]))
+        trainer = trainer_of(kind, tmp_path / kind.__module__, peft_config=LoraConfig(r=2, target_modules=["q_proj"]))
         trainer.train()
         losses.append(torch.tensor(tiny.logged(trainer, "loss")))
     SAME_STEPS.check(*losses)
@@ -194,9 +194,9 @@ def first_loss(trainer):
 def test_a_cap_that_trl_does_not_know(tmp_path):
     """TRL reads `final_logit_softcapping`, and RecurrentGemma calls its cap `logits_soft_cap`."""
     given = {"student": recurrent_gemma(2.0), "teacher": tiny.folder(hidden=48)}
-    found, expected = first_loss(made(DistillationTrainer, tmp_path / "ours", **given))
+    found, expected = first_loss(trainer_of(DistillationTrainer, tmp_path / "ours", **given))
     SINGLE.check(found, expected)
-    found, expected = first_loss(made(TRLDistillationTrainer, tmp_path / "theirs", **given))
+    found, expected = first_loss(trainer_of(TRLDistillationTrainer, tmp_path / "theirs", **given))
     assert abs(found - expected) > 0.1 * expected
 
 
@@ -210,7 +210,7 @@ class Capped(torch.nn.Linear):
 @pytest.mark.slow
 @pytest.mark.parametrize("whose", ["model", "teacher_model"])
 def test_a_head_that_is_read_wrongly_is_refused_before_the_first_step(whose, tmp_path):
-    trainer = made(DistillationTrainer, tmp_path)
+    trainer = trainer_of(DistillationTrainer, tmp_path)
     before = tiny.weights(trainer)
     getattr(trainer, whose).get_output_embeddings().__class__ = Capped
     with pytest.raises(KernelInputError, match="root mean square difference"):

@@ -39,17 +39,17 @@ NAMES = ["reverse", "forward", "jensen-shannon(0.1)", "hellinger", "chi-square",
 NAMES += ["0.3 forward + 0.7 reverse"]
 
 
-def loaded(folder):
+def model_of(folder):
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64)
 
 
-def made(path, **settings):
+def trainer_of(path, **settings):
     given = {"teacher": WIDE, "kl_coef": 1.0, "kl_estimator": "exact", "kl_level": "token", "temperature": 0.7}
-    given |= {"kl_reduction": "sequence", "model": loaded(tiny.folder()), "reward_funcs": None}
+    given |= {"kl_reduction": "sequence", "model": model_of(tiny.folder()), "reward_funcs": None}
     return tiny.trainer(KLTrainer, KLConfig, path, **given | settings)
 
 
-def scored(trainer, rows=None):
+def batch_of(trainer, rows=None):
     prompts = [{"prompt": f"w{i % 2 + 3} w{i % 2 + 8}"} for i in range(8)]
     torch.manual_seed(5)
     rows = [{**row, **more} for row, more in zip(prompts, rows or [{}] * 8, strict=True)]
@@ -93,20 +93,20 @@ def compare(trainer, batch, per_token):
     EXACT.check_vector(gradient(found, trainer), gradient(expected, trainer))
 
 
-def taught(batch, teacher, prompts=None):
+def log_probs_by(batch, teacher, prompts=None):
     with torch.no_grad():
-        return log_probs(loaded(teacher), batch, prompts)
+        return log_probs(model_of(teacher), batch, prompts)
 
 
 def pair(trainer, batch, teacher, prompts=None):
     """Both models' log-probs. The student's are computed once for each test: its norms round to float32."""
-    return log_probs(trainer.model, batch), taught(batch, teacher, prompts)
+    return log_probs(trainer.model, batch), log_probs_by(batch, teacher, prompts)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_declared_divergence_is_descended(name, tmp_path):
-    trainer = made(tmp_path, kl_divergence=name)
-    batch = scored(trainer)
+    trainer = trainer_of(tmp_path, kl_divergence=name)
+    batch = batch_of(trainer)
     compare(trainer, batch, terms(*pair(trainer, batch, WIDE), name).sum(-1))
 
 
@@ -114,8 +114,8 @@ def test_the_declared_divergence_is_descended(name, tmp_path):
 @pytest.mark.parametrize("of", ["teacher", "student"])
 @pytest.mark.parametrize("tail", ["lump", "none"])
 def test_some_of_the_entries(name, of, tail, tmp_path):
-    trainer = made(tmp_path, kl_divergence=name, kl_top_k=4, kl_top_k_of=of, kl_tail=tail)
-    batch = scored(trainer)
+    trainer = trainer_of(tmp_path, kl_divergence=name, kl_top_k=4, kl_top_k_of=of, kl_tail=tail)
+    batch = batch_of(trainer)
     log_p, log_q = pair(trainer, batch, WIDE)
     ids = (log_q if of == "teacher" else log_p.detach()).topk(4, -1).indices
     inside = [x.gather(-1, ids) for x in (log_p, log_q)]
@@ -127,8 +127,8 @@ def test_some_of_the_entries(name, of, tail, tmp_path):
 @pytest.mark.parametrize("of", ["teacher", "student"])
 def test_the_tail_by_the_sampled_token(of, tmp_path):
     """Its mean over tokens is in tests/kernels/test_topk.py; here each token has what its formula says."""
-    trainer = made(tmp_path, kl_divergence="hellinger", kl_top_k=4, kl_top_k_of=of)
-    batch = scored(trainer)
+    trainer = trainer_of(tmp_path, kl_divergence="hellinger", kl_top_k=4, kl_top_k_of=of)
+    batch = batch_of(trainer)
     log_p, log_q = pair(trainer, batch, WIDE)
     ids = (log_q if of == "teacher" else log_p.detach()).topk(4, -1).indices
     head = terms(log_p.gather(-1, ids), log_q.gather(-1, ids), "hellinger").sum(-1)
@@ -142,19 +142,19 @@ def test_the_tail_by_the_sampled_token(of, tmp_path):
 @pytest.mark.parametrize("name", ["reverse", "hellinger"])
 @pytest.mark.parametrize("weights", [None, [0.9, 0.2]])
 def test_several_teachers_by_weight(name, weights, tmp_path):
-    trainer = made(tmp_path, kl_divergence=name, teacher=f"{WIDE},{DEEP}", teacher_weights=weights)
-    batch = scored(trainer)
+    trainer = trainer_of(tmp_path, kl_divergence=name, teacher=f"{WIDE},{DEEP}", teacher_weights=weights)
+    batch = batch_of(trainer)
     log_p = log_probs(trainer.model, batch)
-    parts = [terms(log_p, taught(batch, teacher), name).sum(-1) for teacher in (WIDE, DEEP)]
+    parts = [terms(log_p, log_probs_by(batch, teacher), name).sum(-1) for teacher in (WIDE, DEEP)]
     first, second = weights or [0.5, 0.5]
     compare(trainer, batch, first * parts[0] + second * parts[1])
 
 
 def test_weights_of_sum_1_are_the_kl_to_the_geometric_mean(tmp_path):
     """So a proximal teacher, between the teacher and the student as it started, is two teachers."""
-    trainer = made(tmp_path, teacher=f"{WIDE},{tiny.folder()}", teacher_weights=[0.25, 0.75])
-    batch = scored(trainer)
-    (log_p, wide), start = pair(trainer, batch, WIDE), taught(batch, tiny.folder())
+    trainer = trainer_of(tmp_path, teacher=f"{WIDE},{tiny.folder()}", teacher_weights=[0.25, 0.75])
+    batch = batch_of(trainer)
+    (log_p, wide), start = pair(trainer, batch, WIDE), log_probs_by(batch, tiny.folder())
     mean = (0.25 * wide + 0.75 * start).log_softmax(-1)
     kl = ((log_p.exp() * (log_p - mean)).sum(-1) * batch["completion_mask"]).sum() / len(log_p)
     found = trainer._compute_loss(trainer.model, batch)
@@ -167,20 +167,20 @@ def named_rows():
 
 @pytest.mark.parametrize("rows", [named_rows(), [{"expert": "deep"}] * 8], ids=["both", "one alone"])
 def test_each_prompt_names_its_teacher(rows, tmp_path):
-    trainer = made(tmp_path, teacher=f"wide={WIDE},deep={DEEP}", teacher_column="expert")
-    batch = scored(trainer, rows)
+    trainer = trainer_of(tmp_path, teacher=f"wide={WIDE},deep={DEEP}", teacher_column="expert")
+    batch = batch_of(trainer, rows)
     is_wide = torch.tensor([row["expert"] == "wide" for row in rows])[:, None]
     log_p = log_probs(trainer.model, batch)
-    wide, deep = (terms(log_p, taught(batch, teacher), "reverse").sum(-1) for teacher in (WIDE, DEEP))
+    wide, deep = (terms(log_p, log_probs_by(batch, teacher), "reverse").sum(-1) for teacher in (WIDE, DEEP))
     compare(trainer, batch, torch.where(is_wide, wide, deep))
 
 
 def test_each_prompt_names_its_teacher_with_a_sampled_term(tmp_path):
     settings = {"kl_estimator": "k1", "teacher": f"wide={WIDE},deep={DEEP}", "teacher_column": "expert"}
-    trainer = made(tmp_path, **settings)
-    batch = scored(trainer, named_rows())
+    trainer = trainer_of(tmp_path, **settings)
+    batch = batch_of(trainer, named_rows())
     log_p, wide = pair(trainer, batch, WIDE)
-    log_q = torch.where((torch.arange(8) < 4)[:, None, None], wide, taught(batch, DEEP))
+    log_q = torch.where((torch.arange(8) < 4)[:, None, None], wide, log_probs_by(batch, DEEP))
     at, ref = at_tokens(batch, log_p, log_q)
     check_coefficient(trainer, batch, at - ref, at)
 
@@ -190,8 +190,8 @@ def test_the_teacher_sees_another_prompt(estimator, tmp_path):
     """Self-distillation: the teacher is the model as it starts, and knows more."""
     hints = [f"w{i % 2 + 3} w9 w9 w{i % 2 + 8}" for i in range(8)]
     settings = {"teacher": tiny.folder(), "teacher_prompt": "hint", "kl_estimator": estimator}
-    trainer = made(tmp_path, **settings)
-    batch = scored(trainer, [{"hint": hint} for hint in hints])
+    trainer = trainer_of(tmp_path, **settings)
+    batch = batch_of(trainer, [{"hint": hint} for hint in hints])
     log_p, log_q = pair(trainer, batch, tiny.folder(), hints)
     assert (log_p - log_q).abs().max() > 0.01
     if estimator == "exact":
@@ -202,8 +202,8 @@ def test_the_teacher_sees_another_prompt(estimator, tmp_path):
 
 
 def test_the_exact_kl_as_a_baseline(tmp_path):
-    trainer = made(tmp_path, kl_estimator="k1", kl_baseline="token_kl")
-    batch = scored(trainer)
+    trainer = trainer_of(tmp_path, kl_estimator="k1", kl_baseline="token_kl")
+    batch = batch_of(trainer)
     trainer.model.train()  # an evaluation needs no baseline
     trainer.current_gradient_accumulation_steps = 1
     log_p, log_q = pair(trainer, batch, WIDE)
@@ -212,8 +212,8 @@ def test_the_exact_kl_as_a_baseline(tmp_path):
 
 
 def test_weights_that_fall_along_a_completion(tmp_path):
-    trainer = made(tmp_path, kl_prefix_weight=2.0)
-    batch = scored(trainer)
+    trainer = trainer_of(tmp_path, kl_prefix_weight=2.0)
+    batch = batch_of(trainer)
     log_p, log_q = pair(trainer, batch, WIDE)
     (log_ratio,) = at_tokens(batch, (log_p - log_q).detach())
     size = log_ratio.abs() * batch["completion_mask"]
@@ -229,7 +229,7 @@ def test_a_run_with_all_of_it(tmp_path):
     )
     settings = {"teacher": f"wide={WIDE},deep={DEEP}", "teacher_column": "expert", "teacher_prompt": "hint"}
     settings |= {"kl_divergence": "jensen-shannon", "kl_level": "future", "kl_discount": 0.5, "learning_rate": 3e-3}
-    trainer = made(tmp_path, **settings, max_steps=8)
+    trainer = trainer_of(tmp_path, **settings, max_steps=8)
     trainer.train_dataset = rows
     trainer.train()
     losses = tiny.logged(trainer, "loss")
@@ -253,8 +253,8 @@ def test_settings_of_teachers_that_contradict_each_other(settings, text):
 
 
 def test_a_row_without_its_teacher_or_prompt(tmp_path):
-    trainer = made(tmp_path, teacher=f"wide={WIDE},deep={DEEP}", teacher_column="expert", teacher_prompt="hint")
+    trainer = trainer_of(tmp_path, teacher=f"wide={WIDE},deep={DEEP}", teacher_column="expert", teacher_prompt="hint")
     with pytest.raises(SettingError, match=r"one of the teachers \(wide, deep\) in the column 'expert'.*'tall'"):
-        scored(trainer, [{"expert": "tall", "hint": "w1"}] * 8)
+        batch_of(trainer, [{"expert": "tall", "hint": "w1"}] * 8)
     with pytest.raises(SettingError, match="a prompt for the teacher in the column 'hint' of every row"):
-        scored(trainer, [{"expert": "wide"}] * 8)
+        batch_of(trainer, [{"expert": "wide"}] * 8)

@@ -66,41 +66,44 @@ def in_words(r: "AuditResult", *, on_policy: bool = True) -> str:
     return summary(r.anatomy, on_policy=on_policy)
 
 
+def findings(r: "AuditResult") -> list[tuple[str, str]]:
+    """What was found beside the parts: for each a note, for a table, and a sentence; either may be empty."""
+    a = r.anatomy
+    if not a.deterministic:
+        return [("not deterministic", "")]
+    found = []
+    if a.finite and not a.proved_fresh and a.top_k is None:
+        found.append((f"depends on {', '.join(a.matters)}" if a.matters else "not proved", ""))
+    wrong = r.float32_wrong_from
+    if wrong is not None and _is_live(r, wrong):
+        found.append((f"float32 fails from l = {wrong:g}", f"in float32 it is wrong {at_and_beyond(wrong)}"))
+    dead = outside(r.dead_below, r.dead_above)
+    if dead:
+        found.append((f"dead for l {dead}", f"it has no gradient where log π/ref is {dead}"))
+    if not r.finite:
+        found.append(("overflows", "it overflows in float32"))
+    found += [(note, f"it has {text}" if text.startswith("a") else text) for note, text in remarks(a)]
+    found += _of_mask(r)
+    if r.finite_if_empty is False:
+        found.append(("not finite if a completion is empty", "it is no finite number if a completion is empty"))
+    return found
+
+
 def notes(r: "AuditResult") -> list[str]:
     """Findings beside the parts, in a few words each."""
-    a = r.anatomy
-    texts = []
-    if not a.deterministic:
-        return ["not deterministic"]
-    if a.finite and not a.proved_fresh and a.top_k is None:
-        texts.append(f"depends on {', '.join(a.matters)}" if a.matters else "not proved")
-    if r.float32_wrong_from is not None and _is_live(r, r.float32_wrong_from):
-        texts.append(f"float32 fails from l = {r.float32_wrong_from:g}")
-    if r.dead_below is not None or r.dead_above is not None:
-        texts.append(f"dead for l {outside(r.dead_below, r.dead_above)}")
-    if not r.finite:
-        texts.append("overflows")
-    if a.constant and not a.is_nothing:
-        texts.append(f"constant {a.constant:g}")
-    if a.baseline.name == "token-mean":
-        texts.append("centred token by token")
-    if any(a.entropy):
-        texts.append(f"entropy {'bonus' if sum(a.entropy) > 0 else 'penalty'} {abs(sum(a.entropy)):g}")
-    if a.late:
-        texts.append("ref one token off")
-    if not a.ends:
-        texts.append("no gradient at the end token")
-    if a.top_k is not None:
-        texts.append(f"{a.top_k} entries of the vocabulary only")
-    if a.leaks:
-        texts.append("touches padding")
+    return [note for note, _ in findings(r) if note]
+
+
+def _of_mask(r: "AuditResult") -> list[tuple[str, str]]:
+    """How masked positions disturb a loss, as a note and as a warning; not where a late ref reads them."""
+    inside = "masked positions inside a completion, such as the output of a tool,"
+    if r.anatomy.late:
+        return []
     if r.reads_masked:
-        texts.append("reads masked positions")
-    elif r.stumbles_over_gaps:
-        texts.append("masked gaps change it")
-    if r.finite_if_empty is False:
-        texts.append("not finite if a completion is empty")
-    return texts
+        return [("reads masked positions", "the values at masked positions change its gradient")]
+    if r.leaks_at_gaps:
+        return [("touches masked gaps", f"{inside} have a gradient")]
+    return [("masked gaps change it", f"{inside} change its gradient")] if r.stumbles_over_gaps else []
 
 
 def _is_live(r: "AuditResult", log_ratio: float) -> bool:
@@ -140,7 +143,7 @@ class Advice:
 
 
 SEQUENCE = KLTerm()
-EITHER = Remedy(use=(TOKEN, SEQUENCE), why="whichever KL is meant")
+EITHER = Remedy("for a KL", (TOKEN, SEQUENCE), "whichever is meant")
 
 PREFIX = ImportanceWeighting("prefix", bound=None)
 
@@ -158,6 +161,7 @@ NOT_DETERMINISTIC = Remedy("audit it in evaluation mode, without dropout or rand
 NOT_FINITE = Remedy("add a small constant to what it divides by")
 WRONG_SIGN = Remedy("return the quantity to minimise")
 MASKED = Remedy("multiply each token's value by the mask before it is summed, as in (kl * mask).sum()")
+GAPS = Remedy("find and count tokens by the mask, not by their place in the row, if masks have gaps")
 LENGTHS = Remedy("divide by a constant or by all tokens of the batch, not by the length of each completion")
 SHIFT = Remedy("shift the log-probs of ref by one token, so that both policies score the same token")
 END = Remedy("include the last token of each completion, at which it ends")
@@ -192,10 +196,12 @@ def _remedies(result: "AuditResult", subject: Subject) -> tuple[Remedy, ...]:
         return (NOT_REFERENCE if a.anchor == "sampler" else K2_OR_TOKEN,)
     if not a.proved_fresh and not a.shares:
         return (MASKED,) if a.leaks or result.reads_masked else (EITHER,)
+    is_of_place = bool(_of_mask(result)) and not (a.leaks or result.reads_masked or result.leaks_at_gaps)
     parts = {
         SHIFT: a.late != 0,
         END: not a.ends,
-        MASKED: a.leaks or bool(result.reads_masked),
+        MASKED: a.leaks or (bool(_of_mask(result)) and not is_of_place),
+        GAPS: is_of_place,
         WRONG_SIGN: bool(a.shares) and all(weight < 0 for weight in a.shares.values()),
         AFTER_DIVISION: a.baseline.spread != "none",
         CENTRE: a.baseline.name == "token-mean",
@@ -251,24 +257,9 @@ def _warnings(result: "AuditResult") -> list[str]:
     a = result.anatomy
     if not a.deterministic or not a.finite:
         return []
-    texts = []
-    if result.float32_wrong_from is not None and _is_live(result, result.float32_wrong_from):
-        texts.append(f"in float32 it is wrong {at_and_beyond(result.float32_wrong_from)}")
-    if result.dead_below is not None or result.dead_above is not None:
-        texts.append(f"it has no gradient where log π/ref is {outside(result.dead_below, result.dead_above)}")
-    if not result.finite:
-        texts.append("it overflows in float32")
-    texts += [f"it has {text}" if text.startswith("a") else text for text in remarks(a)]
-    if result.reads_masked:
-        texts.append("the values at masked positions change its gradient")
-    elif result.stumbles_over_gaps:
-        texts.append("masked positions inside a completion, such as the output of a tool, change its gradient")
-    if result.finite_if_empty is False:
-        texts.append("it is no finite number if a completion is empty")
-    if not a.proved_fresh:
-        return texts
+    texts = [sentence for _, sentence in findings(result) if sentence]
     is_lost = _lost_when_stale(result) and result.verdict_off_policy != "nothing"
-    if is_lost if result.depends_on_reference else a.constant:
+    if a.proved_fresh and (is_lost if result.depends_on_reference else a.constant):
         texts.append(f"on stale samples: {summary(a, on_policy=False)}")
     return texts
 

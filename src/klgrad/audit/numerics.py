@@ -127,8 +127,8 @@ def reads_masked(subject: Subject) -> bool:
     return not _same_at(batch.mask, _evaluated(subject, batch), _evaluated(subject, replace(batch, **other).fresh()))
 
 
-def stumbles_over_gaps(subject: Subject) -> bool:
-    """Whether a masked position between live tokens changes their gradient, has one itself, or is an error.
+def probe_gaps(subject: Subject) -> tuple[bool, bool]:
+    """Whether a masked position between live tokens has a gradient, and whether it changes theirs or is an error.
 
     The same completions without the gap have the masked position at their end. All have it at the same place, since a
     baseline may compare the tokens at one position.
@@ -139,10 +139,10 @@ def stumbles_over_gaps(subject: Subject) -> bool:
     moved = Batch(**{name: gap_last(x) for name, x in vars(batch).items()}).fresh()
     inside, last = _evaluated(subject, batch), _evaluated(subject, moved)
     if inside is None or last is None:
-        return inside is not last
+        return False, inside is not last
     back = Parts(*map(gap_last, last))
-    is_clean = bool((inside.logp[~batch.mask] == 0).all()) or bool((back.logp[~batch.mask] != 0).any())
-    return not (is_clean and _same_at(batch.mask, inside, back))
+    at_gap, at_end = (bool((x.logp[~batch.mask] != 0).any()) for x in (inside, back))
+    return at_gap and not at_end, not _same_at(batch.mask, inside, back)
 
 
 def is_finite_if_empty(subject: Subject) -> bool:

@@ -452,19 +452,20 @@ class Anatomy:
             estimate = "excess" if of_excess is not None or (len(shares) == 1 and EXCESS in name) else "other"
             estimate = SHORT.get(name, estimate) if len(shares) == 1 else estimate
         strength = shares[name] if part.source == "sampled" and len(shares) == 1 else 1.0
-        whole = 1.0 if part.source == "full" else sum(w for n, w in divergence.items() if n != "other") or 1.0
+        same = {"exact-reverse": "reverse-kl", "exact-forward": "forward-kl", "sampled": "reverse-kl"}.get(part.source)
+        total = divergence.get(same or "", 0.0) or sum(w for n, w in divergence.items() if n != "other")
+        whole = 1.0 if part.source == "full" else total or 1.0
         relative = next((x for x in (of_excess, of_own) if x is not None), strength / whole)
         weights = tuple(round_short(w * relative, 1e-6) for w in part.later)
-        same = {"exact-reverse": "reverse-kl", "exact-forward": "forward-kl", "sampled": "reverse-kl"}.get(part.source)
         by_name = list(divergence) == [same] and not self.has_edges and estimate in ("exact", "k1", "k3")
         fits = part.source == "full" or ((of_excess is not None or by_name) and not part.divided)
         if len(future) > 1:
             return Horizon("other", weights, None, "other", False)
         steps = [b / a for a, b in pairwise((1.0, *weights)) if a]
         if all(abs(step - steps[0]) <= 1e-6 for step in steps) and len(steps) == len(weights):
-            same = abs(steps[0] - 1) <= 1e-6
-            discount = None if same else round_short(steps[0], 1e-6)
-            return Horizon("all" if same else "discount", weights, discount, estimate, fits)
+            is_all = abs(steps[0] - 1) <= 1e-6
+            discount = None if is_all else round_short(steps[0], 1e-6)
+            return Horizon("all" if is_all else "discount", weights, discount, estimate, fits)
         is_window = weights[0] == 1 and set(weights) == {0.0, 1.0} and list(weights) == sorted(weights, reverse=True)
         return Horizon("window" if is_window else "other", weights, None, estimate, fits)
 

@@ -9,7 +9,7 @@ from .anatomy import enumerate_gradients, read_anatomy
 from .batch import Advantages, advantage_of, cases
 from .call import Settings
 from .gradients import expected_gradient
-from .numerics import is_finite_if_empty, probe_float32, reads_masked, stumbles_over_gaps
+from .numerics import is_finite_if_empty, probe_float32, probe_gaps, reads_masked
 from .parts import Anatomy
 from .subject import Kind, Subject, as_subject
 
@@ -40,8 +40,10 @@ class AuditResult:
         float32_wrong_from: the first log-ratio at which the coefficient in float32 is more than 1% off.
         finite: whether loss and gradient stay finite in float32 down to log-probs of -9000.
         reads_masked: whether the gradient of live tokens depends on what is at masked positions; None for a framework,
-            for which this and the next two are not tried.
-        stumbles_over_gaps: whether masked positions between live tokens change their gradient, or have one.
+            for which this and the next three are not tried.
+        leaks_at_gaps: whether masked positions between live tokens, such as the output of a tool, have a gradient,
+            though those after the last token have none.
+        stumbles_over_gaps: whether they change the gradient of live tokens, or have one.
         finite_if_empty: whether loss and gradient are finite where a completion has no token.
         advice: what the loss does and what to use instead; `str(advice)` is the text.
 
@@ -67,6 +69,7 @@ class AuditResult:
     float32_wrong_from: float | None
     finite: bool
     reads_masked: bool | None
+    leaks_at_gaps: bool | None
     stumbles_over_gaps: bool | None
     finite_if_empty: bool | None
     advice: Advice = field(default_factory=Advice)
@@ -96,7 +99,9 @@ class AuditResult:
         """Plain data, ready for JSON: `advice` as text, and its remedies as data in `remedies`."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         remedies = [remedy.to_dict() for remedy in self.advice.remedies]
-        return values | {"advice": str(self.advice), "remedies": remedies, "anatomy": self.anatomy.to_dict()}
+        parts = self.anatomy.to_dict()
+        parts["masked_tokens_leak"] = self.anatomy.leaks or bool(self.leaks_at_gaps)
+        return values | {"advice": str(self.advice), "remedies": remedies, "anatomy": parts}
 
 
 def audit(
@@ -143,6 +148,7 @@ def audit(
     fresh, stale = fresh_name(anatomy), stale_name(anatomy)
     numerics = probe_float32(subject)
     of_others = subject.kind == "framework"  # the batches that this package makes for their code have no such masks
+    leaks, changes = (None, None) if of_others else probe_gaps(subject)
     result = AuditResult(
         name=subject.name,
         kind=subject.kind,
@@ -159,7 +165,8 @@ def audit(
         float32_wrong_from=numerics.wrong_from,
         finite=numerics.finite and anatomy.finite and anatomy.finite_at_ref,
         reads_masked=None if of_others else reads_masked(subject),
-        stumbles_over_gaps=None if of_others else stumbles_over_gaps(subject),
+        leaks_at_gaps=leaks,
+        stumbles_over_gaps=leaks or changes,
         finite_if_empty=None if of_others else is_finite_if_empty(subject),
     )
     if result.holds == "always" and TARGETS[fresh].has_gradient and anatomy.unit.rows:
@@ -270,18 +277,21 @@ def stale_name(a: Anatomy) -> Verdict:
         return "unknown"
     fresh = _at_level(a)
     plain = cast(Verdict, fresh.removeprefix("climbs "))
+    whole = a.horizon.kind == "none" or ratio == "sequence" or a.samples.per_decision
+    sees_later = (ratio == "sequence" or (ratio == "prefix" and a.level == "token")) and whole and not _drifts(a)
     if a.samples.frozen:  # KL(π‖ref) minus KL(π‖μ)
-        return "sum-of-targets" if ratio in ("prefix", "sequence") and plain == "reverse-kl-sequence" else "unknown"
+        return "sum-of-targets" if sees_later and plain == "reverse-kl-sequence" else "unknown"
     named: Verdict | None = None
     if ratio == "none":
         named = _without_ratio(a, plain)
         if named == "squared-sequence" and a.baseline.name != "none":
-            return "sum-of-targets"  # its mean under the sampler, and the drift that the baseline makes
+            # Its mean under the sampler, and the drift of the baseline, if that is the same for all tokens.
+            is_alike = a.baseline.ended == "credit" and a.baseline.covers != "beside"
+            return "sum-of-targets" if is_alike else "unknown"
     elif ratio == "token" and not _drifts(a):
         named = SAMPLER_PREFIXES.get(plain)
-    elif ratio == "sequence" or (ratio == "prefix" and a.level == "token"):
-        sees_later = a.horizon.kind == "none" or ratio == "sequence" or a.samples.per_decision
-        named = plain if sees_later and not _drifts(a) else None
+    elif sees_later:
+        named = plain
     if named is None or named == "unknown":
         return "unknown"
     if a.constant and (ratio == "none" or not a.samples.constant):

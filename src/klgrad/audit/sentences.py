@@ -20,6 +20,9 @@ NAMES = {
 }
 """The words of each divergence: in a report, and in a table."""
 
+NOUNS = {"χ²": "χ² divergence", "Hellinger": "Hellinger distance", "Jensen-Shannon": "Jensen-Shannon divergence"}
+"""The words of a table that are no nouns, in a sentence."""
+
 
 def report(a: Anatomy) -> list[tuple[str, str]]:
     """The report of one loss: a label and a sentence for each part."""
@@ -32,7 +35,7 @@ def report(a: Anatomy) -> list[tuple[str, str]]:
         if a.shares:
             alone = f"{formula(a)}, as in {_sum(a.shares, brief=False) if _is_named(a) else 'no known divergence'}"
             rows.append(("one token", f"moved away from ref alone has the coefficient {alone}"))
-        return [*rows, *(("beside it", text) for text in remarks(a)), ("proved", proof(a))]
+        return [*rows, *besides(a), ("proved", proof(a))]
     rows += [
         ("looks ahead", horizon(a)),
         ("samples", samples(a)),
@@ -41,8 +44,7 @@ def report(a: Anatomy) -> list[tuple[str, str]]:
         ("scale", scale(a)),
         ("coefficient", formula(a)),
     ]
-    rows += [("beside it", text) for text in remarks(a)]
-    return [*rows, ("proved", proof(a))]
+    return [*rows, *besides(a), ("proved", proof(a))]
 
 
 def summary(a: Anatomy, *, on_policy: bool = True) -> str:
@@ -56,6 +58,8 @@ def summary(a: Anatomy, *, on_policy: bool = True) -> str:
     if a.is_nothing or not a.proved_fresh:
         return divergence(a)
     text = divergence(a, brief=True).replace("one of its own", "a divergence of its own")
+    for word, noun in NOUNS.items():
+        text = text.replace(word, noun)
     h = a.horizon
     if a.level == "token" and not h.fits:
         text += f", token by token, and later tokens by {BY.get(h.estimate, h.estimate)}"
@@ -410,7 +414,10 @@ def scale(a: Anatomy) -> str:
         return "0 on fresh samples: β scales noise alone" if a.constant else "0: β has no effect"
     if a.baseline.spread != "none":
         return f"depends on {_divisor(a)}: β has no fixed meaning"
-    return f"{a.scale:.4g} x β near ref" if math.isfinite(a.scale) else "jumps at ref: as strong beside it as far away"
+    at = "ref" if a.anchor == "ref" else "the sampler"
+    if math.isinf(a.scale):
+        return f"jumps at {at}: as strong beside it as far away"
+    return f"{a.scale:.4g} x β near {at}"
 
 
 SYMBOLS = {"token": "r_t", "prefix": "w_t", "before": "w_(t-1)", "sequence": "w_T", "mean": "w_T^(1/T)"}
@@ -503,27 +510,44 @@ def _times(weight: float, text: str) -> str:
     return f"{weight:.4g} ({text})" if " " in text else f"{weight:.4g} {text}"
 
 
-def remarks(a: Anatomy) -> list[str]:
-    """What is neither the KL nor its form: constants, an entropy bonus, misplaced inputs, leaks."""
-    texts = []
+def remarks(a: Anatomy) -> list[tuple[str, str]]:
+    """What is neither the KL nor its form: constants, an entropy bonus, misplaced inputs, leaks.
+
+    Returns:
+        For each a note, for a table, and a sentence; either may be empty.
+    """
+    found = []
     if a.matters and a.proved_fresh and not a.proved:
-        texts.append(_cause(a))
+        found.append(("", _cause(a)))
     if a.constant and not a.is_nothing:
         fresh = "a pull on lengths" if a.looks_at_length else "nothing"
-        texts.append(f"a constant of {a.constant:g} on every score: {fresh} on fresh samples, {_constant_drift(a)}")
+        sentence = f"a constant of {a.constant:g} on every score: {fresh} on fresh samples, {_constant_drift(a)}"
+        found.append((f"constant {a.constant:g}", sentence))
+    if a.baseline.name == "token-mean":
+        found.append(("centred token by token", ""))
     if any(a.entropy):
         bonus = sum(a.entropy)
+        kind = "bonus" if bonus > 0 else "penalty"
         whole = " over whole completions" if a.entropy_of_whole else ""
-        texts.append(f"an entropy {'bonus' if bonus > 0 else 'penalty'} of {abs(bonus):g}{whole}")
+        found.append((f"entropy {kind} {abs(bonus):g}", f"an entropy {kind} of {abs(bonus):g}{whole}"))
     if a.late:
-        texts.append(f"the reference is one token {'late' if a.late > 0 else 'early'}: shift its log-probs")
+        side = "late" if a.late > 0 else "early"
+        found.append(("ref one token off", f"the reference is one token {side}: shift its log-probs"))
     if not a.ends:
-        texts.append("the last token of a completion has no gradient")
+        found.append(("no gradient at the end token", "the last token of a completion has no gradient"))
     if not a.cut_off:
-        texts.append("completions that fill the batch's width, as those that were cut off, have no gradient")
+        found.append(("", "completions that fill the batch's width, as those that were cut off, have no gradient"))
+    if a.top_k is not None:
+        found.append((f"{a.top_k} entries of the vocabulary only", ""))
     if a.leaks:
-        texts.append("masked positions have a gradient: multiply by the mask before summing")
-    return texts
+        masked = "masked positions have a gradient: multiply by the mask before summing"
+        found.append(("touches padding", masked))
+    return found
+
+
+def besides(a: Anatomy) -> list[tuple[str, str]]:
+    """The remarks as rows of a report."""
+    return [("beside it", sentence) for _, sentence in remarks(a) if sentence]
 
 
 def _constant_drift(a: Anatomy) -> str:

@@ -4,7 +4,6 @@ What needs torch is imported by the function that needs it, so that a help text,
 without waiting for torch.
 """
 
-import errno
 import os
 import sys
 import traceback
@@ -69,8 +68,7 @@ def main() -> None:
 def _status() -> int:
     try:
         status = app(standalone_mode=False, prog_name="klgrad")
-        if sys.stdout is not None:  # it is None if it was closed at the start
-            sys.stdout.flush()  # here, where a failure can still be reported
+        sys.stdout.flush()  # here, where a failure can still be reported
         return status or 0
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
@@ -90,11 +88,6 @@ def _report(error: BaseException) -> None:
     """Print an error on standard error."""
     if isinstance(error, KlgradError):
         _print_error(f"{type(error).__name__}: {error}")
-    elif isinstance(error, OSError) and error.errno == errno.ENOSPC:
-        _print_error(
-            f"OutputError: expected standard output that can be written; received {error.strerror}; "
-            "remedy: redirect it to another place, or free disk space"
-        )
     elif isinstance(error, SystemExit):  # raised by user code: the commands themselves raise typer.Exit
         _print_error(
             f"SystemExit: expected code that returns; received sys.exit({error.code!r}); remedy: remove the call"

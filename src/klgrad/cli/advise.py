@@ -80,7 +80,7 @@ def _named(words: str, verdict: str) -> str:
 
 
 def _changes(run: Run, findings: list[PartAudit], suffix: str) -> list[RenderableType]:
-    target = f"the {TARGETS[run.target].title_in_sentence} ({run.target}),"
+    target = f"the {TARGETS[run.target].title_in_sentence} ({run.target})," if run.target else ""
     if not run.changes and not findings:
         return [Text(f"No setting of {READERS[run.framework].title} that is read here adds one.")]
     if not run.changes and not all(finding.verdict for finding in findings):
@@ -88,7 +88,7 @@ def _changes(run: Run, findings: list[PartAudit], suffix: str) -> list[Renderabl
     if not run.changes:
         return [Text(f"Nothing to change for {target} on fresh samples.")]
     lines = "\n".join(_lines(run, suffix))
-    title = Text(f"For {target} on fresh samples, change")
+    title = Text(f"For {target} on fresh samples, change" if target else "These lines lead to no reverse KL. Change")
     return [title, "", Text(lines, style="cyan", no_wrap=True, overflow="ignore"), ""]
 
 
@@ -182,9 +182,16 @@ class TrainerChoice(StrEnum):
     rloo = "rloo"
 
 
+def _completed(start: str) -> list[str]:
+    return [name for name in sorted({*SETTINGS, *READERS}) if name.startswith(start)]
+
+
 def command(
     framework: Annotated[
-        str | None, typer.Argument(help=f"One of: {', '.join(SETTINGS)}. With --config it may be left out.")
+        str | None,
+        typer.Argument(
+            help=f"One of: {', '.join(SETTINGS)}. With --config it may be left out.", autocompletion=_completed
+        ),
     ] = None,
     divergence: Annotated[
         DivergenceChoice, typer.Option(help="reverse is KL(π‖ref), forward is KL(ref‖π).")

@@ -226,6 +226,9 @@ def command(
             show_default=False,
         ),
     ] = None,
+    full: Annotated[
+        bool, typer.Option("--full", help="Print everything about each of several losses, and their table.")
+    ] = False,
     strict: Annotated[
         bool,
         typer.Option(
@@ -269,7 +272,7 @@ def command(
         from .losses import check_whole, report_whole
 
         needed = any((expect, expect_off_policy, json, markdown, html, settings))  # a record cannot answer these
-        results, failures = report_whole(losses or [], settings, json, markdown, html, recorded=not needed)
+        results, failures = report_whole(losses or [], settings, json, markdown, html, recorded=not needed, full=full)
         differs = check_whole(results, expect, expect_off_policy)
         return _end(failures, len(results), expected=bool(expect or expect_off_policy), differs=differs)
     console, progress, failures = beside(json, markdown, html), stderr(), Failures()
@@ -290,7 +293,7 @@ def command(
         subjects, results = [list(x) for x in zip(*audited, strict=True)]
         deliver(
             console,
-            _report(losses or [], audited, console.width, common=not (losses or all_ or whole_catalogue)),
+            _report(losses or [], audited, console.width, expect, full=full, every=all_ or whole_catalogue),
             (json, lambda: failures.in_json(to_json(results))),
             (markdown, lambda: failures.in_markdown(to_markdown(results))),
             (html, lambda: _page(subjects, results, failures.reasons)),
@@ -325,21 +328,22 @@ def _show_recorded(console: Console, name: str) -> bool:
 
 
 def _report(
-    names: list[str], audited: list[tuple[Subject, AuditResult]], width: int, *, common: bool
+    names: list[str], audited: list[tuple[Subject, AuditResult]], width: int, expect: object, *, full: bool, every: bool
 ) -> RenderableType:
-    """Everything about each loss that was named, and a table of all if there are several."""
+    """Everything about one loss that was named, or a table of several; with `full` both for several."""
     from ..audit import catalogue
     from ..audit.render import terminal as tables
 
     results = [result for _, result in audited]
-    if common:
+    if not (names or every or full):
         more = f"{len(results)} of {len(catalogue())} losses: `klgrad audit --catalogue` audits them all."
         return Group(tables.by_standing(results, width), Text(more, style="dim"))
     parts = []
-    if len(audited) == len(names):  # no framework, no whole file, and not the catalogue
+    if full or len(audited) == len(names) == 1:
         parts += [tables.in_full(result, subject, width) for subject, result in audited]
     if len(audited) > 1 or not parts:
-        parts.append(tables.overview(results, width, titles=titles(), tags=tags()))
+        wanted = expect if isinstance(expect, ExpectedParts) else {}
+        parts.append(tables.overview(results, width, titles=titles(), tags=tags(), wanted=wanted))
     return Group(*parts)
 
 

@@ -170,7 +170,14 @@ def fixes_of(framework: str) -> list[Fix]:
 
 
 def report_whole(
-    losses: list[str], settings: Json, json: Path | None, markdown: Path | None, html: Path | None, *, recorded: bool
+    losses: list[str],
+    settings: Json,
+    json: Path | None,
+    markdown: Path | None,
+    html: Path | None,
+    *,
+    recorded: bool,
+    full: bool,
 ) -> tuple[list[PolicyResult], Failures]:
     """Audit whole losses and show what they do.
 
@@ -181,6 +188,7 @@ def report_whole(
         markdown: the file for a table in Markdown.
         html: the file for a page with the curves of the weights.
         recorded: whether the record of a framework that is not installed may be shown instead.
+        full: whether everything about each of several is printed.
 
     Returns:
         The results, and what was not audited.
@@ -198,11 +206,11 @@ def report_whole(
         with failures.collected(subject.name), first_lines(subject.name, progress), imports_for(subject.name):
             results.append(audit_whole(subject))
     if results:
-        few = len(results) <= len(losses)
-        report = Group(*map(in_full, results)) if few else overview(results)
+        alone = len(results) == len(losses) == 1
+        tables = [in_full(r) for r in results if full or alone] + [overview(results)] * (not alone)
         deliver(
             console,
-            report,
+            Group(*tables),
             (json, lambda: failures.in_json(to_json(results))),
             (markdown, lambda: failures.in_markdown(to_markdown(results))),
             (html, lambda: to_html(results, failures.reasons)),

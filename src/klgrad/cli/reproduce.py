@@ -208,6 +208,6 @@ def _comparison(comparison: Comparison) -> Table:
 def _say_what_was_not_computed(console: Console, outcomes: list[Outcome], *, here: bool) -> None:
     for outcome in outcomes:
         if outcome.measured:
-            whose = "measured on this machine" if here else "committed numbers of training runs on a GPU"
-            remedy = "" if here else "; --run trains again"
+            whose = "measured on this machine" if here else "committed numbers of runs of language models"
+            remedy = "" if here else "; --run repeats them"
             console.print(f"{outcome.name}: {whose} ({outcome.measured}){remedy}")

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple, cast, get_args
+from typing import TYPE_CHECKING, Literal, cast, get_args
 
 import torch
 from torch import Tensor
@@ -228,12 +228,12 @@ def descends(term: KLTerm) -> Descends:
     target = f"{term.divergence}-kl-{term.level}" if of_kl else f"{term.generator.name}, {WHERE[term.level]}"
     target += f", discount {term.discount:g}" if 0 < term.discount < 1 else ""
     on_sampler = target + ("-sampler" if of_kl else " on the sampler's prefixes")
-    off = "unknown"
+    off_policy = "unknown"
     if term.weighting is not None and term.weighting.bound is None:
-        off = on_sampler if term.weighting.ratio == "token" else target
+        off_policy = on_sampler if term.weighting.ratio == "token" else target
     elif is_token and term.weighting is None and term.baseline == "none":
-        off = on_sampler if term.estimator == "exact" else WITHOUT_RATIO.get(str(term.divergence), off)
-    return Descends(cast(Verdict, target), cast(Verdict, off))
+        off_policy = on_sampler if term.estimator == "exact" else WITHOUT_RATIO.get(str(term.divergence), off_policy)
+    return Descends(cast(Verdict, target), cast(Verdict, off_policy))
 
 
 # The gradient of a term as a formula in parts, joined only when it is shown.
@@ -336,57 +336,40 @@ def _notes(term: KLTerm) -> tuple[str, ...]:
 # The computation.
 
 
-class Contributions(NamedTuple):
-    """What the tokens of a sampled term contribute, neither weighted nor bounded.
+def contributions(term: KLTerm, rollout: Rollout) -> tuple[Tensor, Tensor | None, Tensor]:
+    """What each token of a sampled term puts on its own score and on those before it, and the estimate; unweighted.
 
-    Attributes:
-        own: (B, T) what each token puts on its own score.
-        later: (B, T) what each token puts on the scores of all tokens before it; None without a future.
-        estimate: (B, T) the estimate of each token's divergence, or (B, 1) that of the completion.
+    The second is None without a future. The estimate, (B, T) or between completions (B, 1), is the excess; for k1 it is
+    the log-ratio itself.
     """
-
-    own: Tensor
-    later: Tensor | None
-    estimate: Tensor
-
-
-class TermParts(NamedTuple):
-    """What is computed from one batch, with the importance weights applied.
-
-    Attributes:
-        present: (B, T) the coefficient of each token's score from the token's own term.
-        later: (B, T) what each token adds to the coefficients of all tokens before it; None without a future.
-        value: (B,) the estimate of each completion's divergence.
-        pathwise: (B, T) what is differentiated directly, the weighted full-vocabulary divergence; None for sampled
-            terms.
-    """
-
-    present: Tensor
-    later: Tensor | None
-    value: Tensor
-    pathwise: Tensor | None
-
-
-def contributions(term: KLTerm, rollout: Rollout) -> Contributions:
-    """The slope on the token's own score; as the estimate the excess, or for k1 the log-ratio itself."""
     generator, at = term.generator, rollout.log_ratio
     if is_between_completions(term):
         whole = credit.whole(at, rollout.mask)
-        return Contributions(generator.slope(whole), None, generator.excess(at.sum(-1, keepdim=True)))
+        return generator.slope(whole), None, generator.excess(at.sum(-1, keepdim=True))
     estimate = at if term.estimator == "k1" else generator.excess(at)
-    return Contributions(generator.slope(at), estimate if has_future(term) else None, estimate)
+    return generator.slope(at), estimate if has_future(term) else None, estimate
 
 
-def term_parts(term: KLTerm, rollout: Rollout, weights: Weights) -> TermParts:
-    """Compute the parts of the gradient and the value, weighted and bounded."""
+def evaluate(term: KLTerm, rollout: Rollout, weights: Weights) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The (B, T) coefficients, the (B,) values and the (B, T) part that is differentiated, None for sampled terms."""
     if term.estimator == "exact":
         pathwise = weights.before * full_divergence(term, rollout)
-        value = pathwise.detach()
-        return TermParts(torch.zeros_like(value), value if has_future(term) else None, value.sum(-1), pathwise)
-    own, later, estimate = contributions(term, rollout)
-    present = weights.own * clip_influence(own, term.influence_bound)
-    later = None if later is None else weights.own * clip_influence(later, term.influence_bound)
-    return TermParts(present, later, (weights.own[:, : estimate.shape[1]] * estimate).sum(-1), None)
+        later = pathwise.detach()
+        coefficient, value = torch.zeros_like(later), later.sum(-1)
+        later = later if has_future(term) else None
+    else:
+        own, later, estimate = contributions(term, rollout)
+        coefficient = weights.own * clip_influence(own, term.influence_bound)
+        later = None if later is None else weights.own * clip_influence(later, term.influence_bound)
+        value, pathwise = (weights.own[:, : estimate.shape[1]] * estimate).sum(-1), None
+    if later is not None:
+        coefficient = coefficient + credit.future(later, rollout.mask, term.discount)
+    if term.baseline == "leave_one_out":
+        # The baseline is weighted like the score it multiplies: E_μ[w_t s_t] = 0, E_μ[s_t] is not.
+        coefficient = coefficient - weights.own * credit.leave_one_out(coefficient, rollout.group)
+    elif term.baseline == "token_kl":
+        coefficient = coefficient - weights.own * full_divergence(term, rollout).detach()
+    return coefficient, value, pathwise
 
 
 def full_divergence(term: KLTerm, rollout: Rollout) -> Tensor:

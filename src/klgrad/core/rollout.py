@@ -67,7 +67,7 @@ class Rollout:
         token_divergence: any other divergence of each token, likewise; `Divergence.over` computes it.
 
     Raises:
-        RolloutError: if a tensor has the wrong type, shape, dtype, device or values.
+        RolloutError: if a tensor has the wrong type, shape, dtype or values.
 
     Examples:
         >>> import torch
@@ -126,19 +126,11 @@ class Rollout:
 
 
 def check_tensors(tensors: dict[str, object]) -> None:
-    """Raise `RolloutError` for a value that is not a dense tensor, or not on the device of the first."""
-    device = None
+    """Raise `RolloutError` for a value that is not a tensor."""
     for name, x in tensors.items():
         if not isinstance(x, Tensor):
             remedy = "wrap it with torch.as_tensor" if x is not None else "pass it: only optional fields may be None"
             raise RolloutError(f"`{name}` as a torch tensor", type(x).__name__, remedy)
-        if x.layout != torch.strided:
-            raise RolloutError(f"`{name}` as a dense tensor", f"layout {x.layout}", f"pass {name}.to_dense()")
-        device = device or x.device
-        if x.device != device:
-            raise RolloutError(
-                f"`{name}` on {device}, the device of `logp`", f"device {x.device}", f"pass {name}.to({str(device)!r})"
-            )
 
 
 def _check_shapes(logp: Tensor, mask: Tensor, per_token: dict[str, Tensor]) -> None:
@@ -164,12 +156,11 @@ def _as_index(group: object, rows: int) -> Tensor:
     try:
         labels = group if isinstance(group, Tensor) else _numbered(cast("Iterable[object]", group))
         is_index = labels.shape == (rows,) and not (labels.is_floating_point() or labels.is_complex())
-        dense = is_index and labels.layout == torch.strided and not labels.is_meta
     except (TypeError, ValueError, RuntimeError, OverflowError):  # not labels, or not of 64 bits
-        labels, dense = torch.empty(0), False
-    if not dense:
+        labels, is_index = torch.empty(0), False
+    if not is_index:
         raise RolloutError(
-            f"`group` of shape ({rows},): a dense tensor, a list or a NumPy array of integers, or of strings",
+            f"`group` of shape ({rows},): a tensor, a list or a NumPy array of integers, or of strings",
             f"shape {tuple(group.shape)}, {group.dtype}" if isinstance(group, Tensor) else repr(group)[:60],
             "pass one prompt index per completion; numpy.unique(labels, return_inverse=True)[1] numbers any labels",
         )

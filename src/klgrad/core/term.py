@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..errors import MeaningError
 from ..targets import Descends
-from . import credit, families
+from . import families
 from .divergences import Divergence, by_name, named, short_number
 from .estimators import MAX_EXPONENT
 from .families import VALUES, Baseline, Formula, Level, TermEstimator, check_influence_bound
@@ -235,21 +235,13 @@ class KLTerm:
             RolloutError: if `behavior_logp`, `group` or the full-vocabulary KL is needed and missing.
         """
         weights = on_policy_weights(rollout) if self.weighting is None else self.weighting.weights(rollout)
-        parts = families.term_parts(self, rollout, weights)
-        coefficient = parts.present
-        if parts.later is not None:
-            coefficient = coefficient + credit.future(parts.later, rollout.mask, self.discount)
-        if self.baseline == "leave_one_out":
-            # The baseline is weighted like the score it multiplies: E_μ[w_t s_t] = 0, E_μ[s_t] is not.
-            coefficient = coefficient - weights.own * credit.leave_one_out(coefficient, rollout.group)
-        elif self.baseline == "token_kl":
-            coefficient = coefficient - weights.own * families.full_divergence(self, rollout).detach()
+        coefficient, value, pathwise = families.evaluate(self, rollout, weights)
         return assemble(
             rollout,
             self.reduction,
             coefficient=coefficient,
-            pathwise=parts.pathwise,
-            value_per_sequence=parts.value,
+            pathwise=pathwise,
+            value_per_sequence=value,
             diagnose=partial(diagnostics, self, rollout, weights.raw),
         )
 
@@ -283,10 +275,6 @@ class Remedy:
     do: str = ""
     use: tuple[KLTerm | str, ...] = ()
     why: str = ""
-
-    def __post_init__(self) -> None:
-        if not (self.do or self.use):
-            raise MeaningError("a step or a replacement", "neither", "give `do` or `use`")
 
     @property
     def terms(self) -> tuple[KLTerm, ...]:

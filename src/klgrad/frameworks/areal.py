@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from .formulae import OVER_TOKENS, AsLoss, InReward, part_of, ratio_of
 from .framework import Default, Framework
 from .harness import instead, load, subject
-from .run_settings import Change, KLPart, Reader, Run, Why, as_type, one_of, with_defaults
+from .run_settings import KLPart, Reader, Run, RunDraft, Why
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -46,13 +46,7 @@ def subjects() -> list[Subject]:
 
 
 def in_reward(kind: str, *, whitened: bool = False, has_reference: bool = True) -> Subject:
-    """The KL in the reward.
-
-    Args:
-        kind: `actor.kl_estimator`.
-        whitened: whether `actor.adv_norm` divides by the standard deviation of the batch.
-        has_reference: whether the configuration has `ref`; without it the actor takes zeros for its log-probs.
-    """
+    """The KL in the reward; `whitened` by `actor.adv_norm`. Without `ref` the actor takes zeros for its log-probs."""
     norm = modules()["cli_args"].NormConfig(mean_level="batch", std_level="batch") if whitened else None
     config = _config(kl_ctl=1.0, kl_estimator=kind, adv_norm=norm)
     actor = modules()["actor"].PPOActor(config, None)
@@ -176,84 +170,59 @@ def read_config(given: dict[str, Any], _: str | None = None) -> Run:
     has_norm = any(name.startswith(f"{ACTOR}adv_norm.") for name in given)
     level = given.get(f"{ACTOR}adv_norm.std_level", "batch" if has_norm else "")
     plain = {**given, f"{ACTOR}adv_norm.std_level": "" if level in (None, "null") else level}
-    settings, named = with_defaults(plain, KNOWN)
-    named = tuple(name for name in named if name in given)
-    has_ref = any(name.startswith("ref.") for name in given)
-    has_teacher = any(name.startswith(TEACHER) for name in given)
-    parts: list[KLPart] = []
-    changes: list[Change] = []
-    notes: list[str] = []
-    target: Verdict = "reverse-kl-token" if has_teacher else "reverse-kl-sequence"
-    beta = settings[f"{ACTOR}kl_ctl"]
-    if beta and has_ref:
-        part, changes = _read_reward(settings)
-        parts, target = [part], "reverse-kl-sequence"
-    elif beta:
-        notes.append(NO_REFERENCE)
-        changes.append(
-            Change(f"{ACTOR}kl_ctl", 0.0, beta, "without a ref it is an entropy bonus; or add a ref section")
-        )
+    draft = RunDraft("areal", plain, KNOWN, ACTOR, TEACHER)
+    draft.named = tuple(name for name in draft.named if name in given)
+    has_ref, has_teacher = (any(name.startswith(section) for name in given) for section in ("ref.", TEACHER))
+    target: Verdict | None = "reverse-kl-token" if has_teacher else "reverse-kl-sequence"
+    if draft["kl_ctl"] and has_ref:
+        draft.parts, target = [_read_reward(draft)], "reverse-kl-sequence"
+    elif draft["kl_ctl"]:
+        target = target if has_teacher else None
+        draft.notes.append(NO_REFERENCE)
+        draft.change("kl_ctl", 0.0, "without a ref it is an entropy bonus; or add a ref section")
     elif not has_teacher:
-        changes.append(Change(f"{ACTOR}kl_ctl", 0.1, 0.0, "at 0 no reference is loaded, and there is no KL"))
-    unread = {}
-    if has_teacher and settings[f"{TEACHER}distill_loss_weight"]:
-        part, wanted = _read_teacher(settings)
-        parts, changes = [*parts, part], [*changes, *wanted]
-        unread = _unread(settings, given)
-    notes += ["A KL to the reference and one to the teacher are on: their gradients add up."] * (len(parts) > 1)
-    return Run(
-        "areal", "PPOActor", settings, named, tuple(parts), _stale(settings), target, tuple(changes), tuple(notes),
-        unread=unread,
-    )  # fmt: skip
+        draft.change("kl_ctl", 0.1, "at 0 no reference is loaded, and there is no KL")
+    if has_teacher and draft["distill_loss_weight"]:
+        draft.parts.append(_read_teacher(draft))
+        if not draft["rl_loss_weight"] and draft["kl_ctl"] and f"{ACTOR}kl_ctl" in given:
+            draft.unread[f"{ACTOR}kl_ctl"] = "rl_loss_weight=0 replaces the loss that has its advantages"
+    draft.notes += [Why.TWO_REFERENCES] * (len(draft.parts) > 1)
+    return draft.run("PPOActor", _stale(draft), target)
 
 
-def _unread(settings: dict[str, Any], given: dict[str, Any]) -> dict[str, str]:
-    pure = settings[f"{TEACHER}rl_loss_weight"] == 0
-    if pure and settings[f"{ACTOR}kl_ctl"] and f"{ACTOR}kl_ctl" in given:
-        return {f"{ACTOR}kl_ctl": "rl_loss_weight=0 replaces the loss that has its advantages"}
-    return {}
-
-
-def _read_reward(settings: dict[str, Any]) -> tuple[KLPart, list[Change]]:
-    kind = one_of(f"{ACTOR}kl_estimator", settings[f"{ACTOR}kl_estimator"], ("k1", "k2", "k3"))
-    level = one_of(f"{ACTOR}adv_norm.std_level", settings[f"{ACTOR}adv_norm.std_level"], LEVELS)
-    one_of(f"{ACTOR}gae_timestep_unit", settings[f"{ACTOR}gae_timestep_unit"], ("token",))
-    changes = []
+def _read_reward(draft: RunDraft) -> KLPart:
+    kind = draft.one_of("kl_estimator", ("k1", "k2", "k3"))
+    level = draft.one_of("adv_norm.std_level", LEVELS)
+    draft.one_of("gae_timestep_unit", ("token",))
     if kind != "k1":
-        changes.append(Change(f"{ACTOR}kl_estimator", "k1", kind, Why.ONLY_K1))
+        draft.change("kl_estimator", "k1", Why.ONLY_K1)
     if level:
-        why = Why.BATCH_STD if level == "batch" else Why.GROUP_STD
-        changes.append(Change(f"{ACTOR}adv_norm.std_level", None, level, why))
-    discount = settings[f"{ACTOR}discount"] * as_type(f"{ACTOR}gae_lambda", settings[f"{ACTOR}gae_lambda"], 1.0)
-    if discount != 1:
-        for name in ("discount", "gae_lambda"):
-            if settings[f"{ACTOR}{name}"] != 1:
-                why = "the KL of later tokens is discounted"
-                changes.append(Change(f"{ACTOR}{name}", 1.0, settings[f"{ACTOR}{name}"], why))
+        draft.change("adv_norm.std_level", None, Why.BATCH_STD if level == "batch" else Why.GROUP_STD)
+    for name in ("discount", "gae_lambda"):
+        if draft["discount"] * draft["gae_lambda"] != 1 and draft[name] != 1:
+            draft.change(name, 1.0, "the KL of later tokens is discounted")
+    discount = draft["discount"] * draft["gae_lambda"]
     form = InReward(kind, discount=discount, clamp=10.0, whitened=level == "batch")
     caveat = "Audited with a critic that is 0."
     caveat += " Its division by the group's standard deviation is left out." * (level == "group")
     name = f"actor.kl_estimator={kind} discount={discount:g} adv_norm.std_level={level or 'null'}"
-    return part_of("areal", name, form, OVER_TOKENS, settings[f"{ACTOR}kl_ctl"], caveat), changes
+    return part_of("areal", name, form, OVER_TOKENS, draft["kl_ctl"], caveat)
 
 
-def _read_teacher(settings: dict[str, Any]) -> tuple[KLPart, list[Change]]:
-    weight, beta = settings[f"{TEACHER}rl_loss_weight"], settings[f"{TEACHER}distill_loss_weight"]
-    caveat = "ref is the teacher here."
-    if weight == 0:
-        return part_of("areal", "teacher.rl_loss_weight=0", _to_teacher, OVER_TOKENS, beta, caveat, "loss"), []
-    name = "teacher.rl_loss_weight>0"
+def _read_teacher(draft: RunDraft) -> KLPart:
+    beta, caveat = draft["distill_loss_weight"], "ref is the teacher here."
+    if draft["rl_loss_weight"] == 0:
+        return part_of("areal", "teacher.rl_loss_weight=0", _to_teacher, OVER_TOKENS, beta, caveat)
     why = f"{JOINT}. At 0 the loss is distillation alone, with the right gradient; a mix of both has no setting"
-    part = part_of("areal", name, AsLoss("k1"), OVER_TOKENS, beta, caveat)
-    return part, [Change(f"{TEACHER}rl_loss_weight", 0.0, weight, why)]
+    draft.change("rl_loss_weight", 0.0, why)
+    return part_of("areal", "teacher.rl_loss_weight>0", AsLoss("k1"), OVER_TOKENS, beta, caveat)
 
 
-def _stale(settings: dict[str, Any]) -> tuple[str, ...]:
+def _stale(draft: RunDraft) -> tuple[str, ...]:
     found = []
-    if settings[f"{ACTOR}ppo_n_minibatches"] > 1:
-        found.append(f"ppo_n_minibatches={settings[f'{ACTOR}ppo_n_minibatches']}: several updates use a batch")
-    if settings["rollout.max_head_offpolicyness"]:
-        lag = settings["rollout.max_head_offpolicyness"]
+    if draft["ppo_n_minibatches"] > 1:
+        found.append(f"ppo_n_minibatches={draft['ppo_n_minibatches']}: several updates use a batch")
+    if lag := draft["rollout.max_head_offpolicyness"]:
         found.append(f"max_head_offpolicyness={lag}: completions of earlier policies are trained on")
     return (*found, ENGINE)
 

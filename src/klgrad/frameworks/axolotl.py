@@ -23,7 +23,7 @@ from . import trl
 from .formulae import OVER_COMPLETIONS, OVER_TOKENS, SUM, AsLoss, part_of
 from .framework import Default, Framework
 from .harness import load, subject
-from .run_settings import Change, Reader, Run, Why, one_of, with_defaults
+from .run_settings import Change, Reader, Run, RunDraft, Why, one_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -95,15 +95,7 @@ def _distilled(beta: float) -> Subject:
 
 
 def kd_loss(logits: Tensor, teacher_logits: Tensor, beta: float, *, k: int | None = None, **settings: Any) -> Tensor:
-    """The sum of its distillation losses over the rows of logits.
-
-    Args:
-        logits: of the student.
-        teacher_logits: of the teacher.
-        beta: `kd_beta`.
-        k: how many of the teacher's tokens it has, all by default; their probabilities add up to 1.
-        settings: further arguments of its function.
-    """
+    """The sum of its distillation losses over rows of logits, with the teacher's k likeliest tokens, scaled up to 1."""
     import torch
 
     top = torch.log_softmax(teacher_logits, -1).topk(k or logits.shape[-1])
@@ -172,75 +164,55 @@ LOSES_RATIO = "its default is false in the asynchronous trainer, where TRL's is 
 
 def read_config(given: dict[str, Any], _: str | None = None) -> Run:
     """Read the configuration, with the defaults of Axolotl, and of TRL where Axolotl passes nothing on."""
-    settings, named = with_defaults(given, KNOWN)
-    if not settings["rl"]:
+    draft = RunDraft("axolotl", given, KNOWN, TRL)
+    if not draft["rl"]:
         raise RunFileError("rl: grpo", "a configuration without rl", "give the file of an RL run")
-    one_of("rl", settings["rl"], ALGORITHMS)
-    beta = settings[f"{TRL}beta"]
-    beta = settings["rl_beta"] if beta is None else beta
-    settings = {**settings, f"{TRL}beta": 0.0 if beta is None else float(beta)}
-    unread = {}
-    if settings["rl_beta"] is not None and given.get(f"{TRL}beta") is not None:
-        unread["rl_beta"] = "trl.beta is set, and comes first"
-    notes = (MOVES,) if settings[f"{TRL}sync_ref_model"] else ()
-    if settings[f"{TRL}async_prefetch"] or settings[f"{TRL}use_data_producer"]:
-        return _read_async(settings, named, unread, notes)
-    return _read_sync(settings, given, named, unread, notes)
+    draft.one_of("rl", ALGORITHMS)
+    beta = draft["rl_beta"] if draft["beta"] is None else draft["beta"]
+    if draft["rl_beta"] is not None and draft["beta"] is not None:
+        draft.unread["rl_beta"] = "trl.beta is set, and comes first"
+    draft.settings[f"{TRL}beta"] = 0.0 if beta is None else float(beta)
+    draft.notes += [MOVES] * draft["sync_ref_model"]
+    return _read_async(draft) if draft["async_prefetch"] or draft["use_data_producer"] else _read_sync(draft)
 
 
-def _read_sync(
-    settings: dict[str, Any],
-    given: dict[str, Any],
-    named: tuple[str, ...],
-    unread: dict[str, str],
-    notes: tuple[str, ...],
-) -> Run:
+def _read_sync(draft: RunDraft) -> Run:
     """By the reader of TRL."""
-    if settings[f"{TRL}use_liger_loss"]:
+    if draft["use_liger_loss"]:
         raise RunFileError("a loss of TRL", "use_liger_loss: true", "its loss is not read here; see klgrad audit liger")
-    passed = {name: settings[f"{TRL}{name}"] for name in PASSED if settings[f"{TRL}{name}"] is not None}
-    passed |= {"beta": settings[f"{TRL}beta"]}
-    passed |= {x: settings[x] for x in ("gradient_accumulation_steps",) if x in given}
-    reader = trl.FRAMEWORK.reader
-    assert reader is not None
-    run = reader.read(passed, "grpo")
+    passed = {name: draft[name] for name in (*PASSED, "beta") if draft[name] is not None}
+    passed |= {x: draft[x] for x in ("gradient_accumulation_steps",) if x in draft.given}
+    run = trl.read_config(passed, "grpo")
     changes = tuple(replace(change, name=f"{TRL}{change.name}") for change in run.changes)
-    shown = settings | {f"{TRL}{x}": run.settings[x] for x in PASSED if x in run.settings}
+    shown = draft.settings | {f"{TRL}{x}": run.settings[x] for x in PASSED if x in run.settings}
     return replace(
-        run, framework="axolotl", trainer="TRL's GRPOTrainer", settings=shown, given=named,
-        changes=changes, unread=unread, notes=(*notes, *run.notes, OF_TRL),
+        run, framework="axolotl", trainer="TRL's GRPOTrainer", settings=shown, given=draft.named,
+        changes=changes, unread=draft.unread, notes=(*draft.notes, *run.notes, OF_TRL),
     )  # fmt: skip
 
 
 OF_TRL = "The loss is TRL's: audited with the TRL that is installed here. Axolotl 0.21 pins TRL 1.14.1."
 
 
-def _read_async(
-    settings: dict[str, Any], named: tuple[str, ...], unread: dict[str, str], notes: tuple[str, ...]
-) -> Run:
+def _read_async(draft: RunDraft) -> Run:
     """Its own loss: k3, times the ratio if `use_bias_correction_kl` is set."""
-    kind = one_of(f"{TRL}loss_type", settings[f"{TRL}loss_type"] or "dapo", tuple(REDUCTIONS))
-    level = settings[f"{TRL}importance_sampling_level"] or "token"
-    corrected, beta = bool(settings[f"{TRL}use_bias_correction_kl"]), settings[f"{TRL}beta"]
-    changes = []
-    if not beta:
-        changes.append(Change(f"{TRL}beta", 0.04, 0.0, "at 0 no reference is loaded, and there is no KL"))
+    kind = one_of(f"{TRL}loss_type", draft["loss_type"] or "dapo", tuple(REDUCTIONS))
+    level = draft["importance_sampling_level"] or "token"
+    corrected, beta = bool(draft["use_bias_correction_kl"]), draft["beta"]
+    draft.switch_on("beta", 0.04, "at 0 no reference is loaded, and there is no KL")
     if not corrected:
-        changes.append(Change(f"{TRL}use_bias_correction_kl", True, False, LOSES_RATIO))
+        draft.changes.append(Change(f"{TRL}use_bias_correction_kl", True, False, LOSES_RATIO))
     if level != "token":
         why = "a ratio of the completion on the KL of a token belongs to no divergence"
-        changes.append(Change(f"{TRL}importance_sampling_level", "token", level, why))
+        draft.change("importance_sampling_level", "token", why)
     if REDUCTIONS[kind] == OVER_COMPLETIONS:
-        changes.append(Change(f"{TRL}loss_type", "dapo", kind, Why.LENGTH))
+        draft.change("loss_type", "dapo", Why.LENGTH)
     name = f"async loss_type={kind} use_bias_correction_kl={corrected}"
     caveat = "Audited with the ratio of the token." if level != "token" and corrected else ""
-    part = part_of("axolotl", name, AsLoss("k3", ratio=corrected), REDUCTIONS[kind], beta, caveat)
-    more = (SKIPS,) if settings[f"{TRL}skip_zero_advantage_batches"] and beta else ()
-    stale = ["async_prefetch=true: completions of earlier policies are trained on"] * settings[f"{TRL}async_prefetch"]
-    return Run(
-        "axolotl", "its asynchronous GRPO trainer", settings, named, (part,) if beta else (), tuple(stale),
-        "reverse-kl-token", tuple(changes), (*notes, *more), unread=unread,
-    )  # fmt: skip
+    draft.parts = [part_of("axolotl", name, AsLoss("k3", ratio=corrected), REDUCTIONS[kind], beta, caveat)]
+    draft.notes += [SKIPS] * bool(draft["skip_zero_advantage_batches"] and beta)
+    stale = ["async_prefetch=true: completions of earlier policies are trained on"] * draft["async_prefetch"]
+    return draft.run("its asynchronous GRPO trainer", stale, "reverse-kl-token")
 
 
 FRAMEWORK = Framework(

@@ -213,15 +213,7 @@ def scores(batch: Batch) -> Tensor:
 
 
 def instead(*, k1: str = "", unwhitened: str = "") -> Remedy | None:
-    """The remedy for a KL in the reward.
-
-    Args:
-        k1: the setting that selects k1; empty where it is selected already.
-        unwhitened: the setting that stops dividing by the standard deviation of the batch; empty where nothing does.
-
-    Returns:
-        The settings to use, or None where neither is needed.
-    """
+    """The remedy for a KL in the reward: settings that select k1, and that stop dividing by a batch's deviation."""
     from ..core.term import Remedy
 
     reasons = ["in the reward only k1 descends the reverse KL"] if k1 else []

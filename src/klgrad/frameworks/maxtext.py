@@ -9,15 +9,15 @@ as labels; offline the teacher has its two most likely entries. Only these files
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from functools import cache
 from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from . import tunix
+from .formulae import AsLoss, part_of
 from .framework import Default, Framework
 from .harness import load, of_arrays, subject
-from .run_settings import Change, Reader, Run, with_defaults
+from .run_settings import Reader, Run, RunDraft
 
 if TYPE_CHECKING:
     from ..audit import Subject
@@ -115,18 +115,14 @@ NO_MODE = (
 
 def read_config(given: dict[str, Any], _: str | None = None) -> Run:
     """Read `rl` of a configuration of MaxText's RL trainer."""
-    settings, named = with_defaults(given, KNOWN)
-    values = tunix.GRPO | {name.removeprefix(RL): value for name, value in settings.items()}
-    values["beta"] = settings[f"{RL}grpo_beta"]
-    part, changes = tunix.grpo_part("maxtext", RL, values, None)
-    part = replace(part, loss=f"maxtext rl.grpo_beta rl.loss_agg_mode={values['loss_agg_mode']}")
-    own = [change for change in changes if change.name in KNOWN]
-    if values["beta"]:
-        own.insert(
-            0, Change(f"{RL}grpo_beta", 0.0, values["beta"], "k1 as a loss descends nothing; or patch the trainer")
-        )
-    parts, stale = (part,) if values["beta"] else (), tunix.stale(values)
-    return Run("maxtext", "Tunix's GRPO", settings, named, parts, stale, "reverse-kl-token", tuple(own), (NO_MODE,))
+    draft = RunDraft("maxtext", given, KNOWN, RL)
+    unit = draft.one_of("loss_agg_mode", tunix.REDUCTIONS)
+    if draft["grpo_beta"]:
+        draft.change("grpo_beta", 0.0, "k1 as a loss descends nothing; or patch the trainer")
+    name = f"rl.grpo_beta rl.loss_agg_mode={unit}"
+    draft.parts = [part_of("maxtext", name, AsLoss("k1"), tunix.REDUCTIONS[unit], draft["grpo_beta"])]
+    draft.notes.append(NO_MODE)
+    return draft.run("Tunix's GRPO", tunix.stale(draft), None)
 
 
 FRAMEWORK = Framework(

@@ -20,14 +20,13 @@ from ..errors import RunFileError
 from .formulae import OVER_COMPLETIONS, OVER_TOKENS, SUM, AsLoss, InReward, InScore, part_of
 from .framework import Default, Framework
 from .harness import instead, load, subject
-from .run_settings import Change, KLPart, Reader, Run, Why, one_of, with_defaults
+from .run_settings import Change, KLPart, Reader, Run, RunDraft, Why
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from ..audit import Subject
     from ..audit.batch import Batch
-    from ..targets import Verdict
 
 REPLACED = ("swift", "trl", "transformers", "accelerate", "vllm", "packaging")
 ADVANTAGE = "swift.rl_core.advantage"
@@ -176,75 +175,61 @@ IN_REWARD = "k3 as a loss is cut off and descends the forward KL; in the reward 
 
 def read_config(given: dict[str, Any], _: str | None = None) -> Run:
     """Read the flags, with the defaults of ms-swift for those that are missing."""
-    settings, named = with_defaults(given, KNOWN)
-    if settings["rlhf_type"] != "grpo":
-        received = f"rlhf_type {settings['rlhf_type']}" if settings["rlhf_type"] else "no rlhf_type"
+    draft = RunDraft("ms-swift", given, KNOWN)
+    if draft["rlhf_type"] != "grpo":
+        received = f"rlhf_type {draft['rlhf_type']}" if draft["rlhf_type"] else "no rlhf_type"
         raise RunFileError("a run of GRPO", received, "its loss is not read; use klgrad audit FILE:FUNCTION")
-    kind = one_of("loss_type", settings["loss_type"], tuple(REDUCTIONS))
-    estimator = one_of("advantage_estimator", settings["advantage_estimator"], tuple(SCALED_BY))
-    told = settings["kl_in_reward"]
+    kind, estimator = draft.one_of("loss_type", REDUCTIONS), draft.one_of("advantage_estimator", SCALED_BY)
+    told, mode = draft["kl_in_reward"], draft["rollout_importance_sampling_mode"]
     in_reward = estimator != "grpo" if told is None else str(told).lower() == "true"
-    scaled = settings["scale_rewards"] or SCALED_BY[estimator]
-    beta = settings["beta"]
-    parts: list[KLPart] = []
-    changes: list[Change] = [Change("beta", 0.04, 0.0, "at 0 no reference is loaded, and there is no KL")] * (not beta)
-    target: Verdict = "reverse-kl-sequence"
-    if in_reward:
-        part, wanted = _reward_part(kind, estimator, scaled, beta)
-    else:
-        mode = settings["rollout_importance_sampling_mode"]
+    draft.switch_on("beta", 0.04, "at 0 no reference is loaded, and there is no KL")
+    if not in_reward:
+        draft.changes.append(Change("kl_in_reward", True, False, IN_REWARD))
+    part = _read_reward(draft)
+    if not in_reward:
         name = f"loss_type={kind}{f' rollout_importance_sampling_mode={mode}' if mode else ''}"
         caveat = "The ratio to the inference engine that multiplies it is left out." if mode else ""
-        part = part_of("ms-swift", name, AsLoss("k3", log_clamp=20.0, clamp=10.0), REDUCTIONS[kind], beta, caveat)
-        wanted = [
-            Change("kl_in_reward", True, False, IN_REWARD),
-            *_reward_part(kind, estimator, scaled, beta)[1],
-        ]
-    parts, changes = [part] * (beta != 0), [*changes, *wanted]
-    unread = {}
-    if settings["teacher_model"] or settings["teacher_model_server"]:
-        parts.append(_teacher(settings, kind))
+        form = AsLoss("k3", log_clamp=20.0, clamp=10.0)
+        part = part_of("ms-swift", name, form, REDUCTIONS[kind], draft["beta"], caveat)
+    draft.parts = [part] * (part.coefficient != 0)
+    if draft["teacher_model"] or draft["teacher_model_server"]:
+        form, caveat = InReward("k1", discount=0.0), "ref is the teacher here."
+        name, beta = f"teacher loss_type={kind}", draft["teacher_kl_coef"]
+        draft.parts.append(part_of("ms-swift", name, form, REDUCTIONS[kind], beta, caveat, "advantage"))
     elif "teacher_kl_coef" in given:
-        unread["teacher_kl_coef"] = "there is no teacher_model and no teacher_model_server"
-    notes = ["A KL to the reference and one to the teacher are on: their gradients add up."] * (len(parts) > 1)
-    return Run(
-        "ms-swift", f"GRPO, advantages by {estimator}", settings, named, tuple(parts), _stale(settings), target,
-        tuple(changes), tuple(notes), unread=unread,
-    )  # fmt: skip
+        draft.unread["teacher_kl_coef"] = "there is no teacher_model and no teacher_model_server"
+    draft.notes += [Why.TWO_REFERENCES] * (len(draft.parts) > 1)
+    return draft.run(f"GRPO, advantages by {estimator}", _stale(draft), "reverse-kl-sequence")
 
 
-def _reward_part(kind: str, estimator: str, scaled: str, beta: float) -> tuple[KLPart, list[Change]]:
-    changes = []
+def _read_reward(draft: RunDraft) -> KLPart:
+    """The KL in the reward, which is advised where it is in the loss, too."""
+    kind, estimator = draft["loss_type"], draft["advantage_estimator"]
+    scaled = draft["scale_rewards"] or SCALED_BY[estimator]
     if estimator != "rloo":
-        changes.append(Change("advantage_estimator", "rloo", estimator, "it has no division by a standard deviation"))
+        draft.change("advantage_estimator", "rloo", "it has no division by a standard deviation")
     if scaled != SCALED_BY["rloo"]:
         why = Why.BATCH_STD if scaled == "batch" else Why.GROUP_STD
-        changes.append(Change("scale_rewards", "none", scaled, why))
+        draft.changes.append(Change("scale_rewards", "none", scaled, why))
     if kind != "dr_grpo":
         optional = REDUCTIONS[kind] == OVER_TOKENS
-        changes.append(Change("loss_type", "dr_grpo", kind, Why.MEAN_OVER_TOKENS if optional else Why.LENGTH, optional))
+        draft.change("loss_type", "dr_grpo", Why.MEAN_OVER_TOKENS if optional else Why.LENGTH, optional=optional)
     name = f"kl_in_reward advantage_estimator={estimator} loss_type={kind}"
     caveat = "" if scaled == "none" else f"Its division by the standard deviation of the {scaled} is left out."
-    return part_of("ms-swift", name, InScore(), REDUCTIONS[kind], beta, caveat), changes
+    return part_of("ms-swift", name, InScore(), REDUCTIONS[kind], draft["beta"], caveat)
 
 
-def _teacher(settings: dict[str, Any], kind: str) -> KLPart:
-    form = InReward("k1", discount=0.0)
-    caveat = "ref is the teacher here."
-    coefficient = settings["teacher_kl_coef"]
-    return part_of("ms-swift", f"teacher loss_type={kind}", form, REDUCTIONS[kind], coefficient, caveat, "advantage")
-
-
-def _stale(settings: dict[str, Any]) -> tuple[str, ...]:
-    steps, accumulated = settings["steps_per_generation"], settings["gradient_accumulation_steps"]
-    found = []
-    if settings["num_iterations"] > 1:
-        found.append(f"num_iterations={settings['num_iterations']}: each batch is used for several updates")
-    if steps > accumulated:
-        found.append(f"steps_per_generation={steps} above gradient_accumulation_steps={accumulated}: several updates")
-    if settings["use_vllm"]:
-        found.append("use_vllm=true: vLLM's log-probs differ from those of the trainer")
-    return tuple(found)
+def _stale(draft: RunDraft) -> tuple[str, ...]:
+    steps, accumulated = draft["steps_per_generation"], draft["gradient_accumulation_steps"]
+    reasons = {
+        f"num_iterations={draft['num_iterations']}: each batch is used for several updates": draft["num_iterations"]
+        > 1,
+        f"steps_per_generation={steps} above gradient_accumulation_steps={accumulated}: several updates": (
+            steps > accumulated
+        ),
+        "use_vllm=true: vLLM's log-probs differ from those of the trainer": draft["use_vllm"],
+    }
+    return tuple(reason for reason, holds in reasons.items() if holds)
 
 
 FRAMEWORK = Framework(

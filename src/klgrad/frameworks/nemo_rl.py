@@ -17,7 +17,7 @@ from .formulae import (
     part_of,
 )
 from .framework import Default, Source
-from .run_settings import Change, KLPart, Reader, Run, Why, one_of, with_defaults
+from .run_settings import KLPart, Reader, Run, RunDraft, Why
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -46,20 +46,16 @@ def terms_of(kind: str, *, to_sampler: bool, log_clamp: float | None = 20.0, cla
 
 def losses() -> Iterator[Subject]:
     """The estimate times a ratio that is 1 and has a gradient, or π/μ; its value is clamped at 10."""
-
-    def per_token(kind: str, to_sampler: bool, clamp: bool) -> PerToken:
-        return terms_of(kind, to_sampler=to_sampler, clamp=10.0 if clamp else None)
-
     kl_type = "reference_policy_kl_type={}".format
-    default = per_token("k3", False, True)
+    default = terms_of("k3", to_sampler=False)
     yield kl_subject("nemo-rl", f"{kl_type('k3')} token_level_loss=True", default, OVER_TOKENS)
     yield kl_subject("nemo-rl", f"{kl_type('k3')} token_level_loss=False", default, OVER_COMPLETIONS)
     for kind in ("k1", "k2"):
-        terms = per_token(kind, False, True)
+        terms = terms_of(kind, to_sampler=False)
         yield kl_subject("nemo-rl", f"{kl_type(kind)} token_level_loss=True", terms, OVER_TOKENS)
-    for name, clamp in (("", True), (" kl_output_clamp_value=null", False)):
+    for name, clamp in (("", 10.0), (" kl_output_clamp_value=null", None)):
         settings = f"{kl_type('k3')} token_level_loss=True use_on_policy_kl_approximation=True{name}"
-        yield kl_subject("nemo-rl", settings, per_token("k3", True, clamp), OVER_TOKENS)
+        yield kl_subject("nemo-rl", settings, terms_of("k3", to_sampler=True, clamp=clamp), OVER_TOKENS)
     # In the reward a token has its own estimate only, whitened over the batch with the scores.
     for kind in ("k3", "k1"):
         form = InReward(kind, 0, 10.0, 20.0, whitened=True, clip=(0.2, 0.2))
@@ -118,87 +114,75 @@ def read_config(given: dict[str, Any], _: str | None = None) -> Run:
             "a recipe of GRPO or PPO", received, "their losses are not read; use klgrad audit FILE:FUNCTION"
         )
     clamps = {name: number_or_none(given, name, KNOWN[name]) for name in CLAMPS}
-    plain = {name: value for name, value in given.items() if name not in CLAMPS}
-    settings, named = with_defaults(plain, KNOWN)
-    settings |= clamps
-    named = (*named, *(name for name in CLAMPS if name in given))
-    kind = one_of(f"{LOSS}reference_policy_kl_type", settings[f"{LOSS}reference_policy_kl_type"], ("k1", "k2", "k3"))
-    estimator = settings[f"{PPO}adv_estimator.name"] or settings[f"{GRPO}adv_estimator.name"]
-    beta, in_reward = settings[f"{LOSS}reference_policy_kl_penalty"], settings[f"{LOSS}use_kl_in_reward"]
-    unread = {}
-    parts: list[KLPart] = []
+    draft = RunDraft("nemo-rl", {x: value for x, value in given.items() if x not in CLAMPS}, KNOWN, LOSS)
+    draft.settings |= clamps
+    draft.named += tuple(name for name in CLAMPS if name in given)
+    kind = draft.one_of("reference_policy_kl_type", ("k1", "k2", "k3"))
+    estimator = draft[f"{PPO}adv_estimator.name"] or draft[f"{GRPO}adv_estimator.name"]
     target: Verdict = "reverse-kl-token"
-    if in_reward and estimator in ADDS_KL:
-        part, changes = _read_reward(settings, kind, estimator)
-        parts = [part] * (beta != 0)
+    draft.switch_on("reference_policy_kl_penalty", 0.01, "at 0 there is no KL")
+    if draft["use_kl_in_reward"] and estimator in ADDS_KL:
+        draft.parts.append(_read_reward(draft, kind, estimator))
         target = "reverse-kl-sequence" if estimator == "gae" else "reverse-kl-token"
+    elif draft["use_kl_in_reward"]:
+        draft.change("use_kl_in_reward", False, NOWHERE.format(estimator))
+        _read_loss(draft, kind)
+        if draft["reference_policy_kl_penalty"]:
+            draft.unread[f"{LOSS}reference_policy_kl_penalty"] = NOWHERE.format(estimator)
     else:
-        part, changes = _read_loss(settings, kind)
-        parts = [part] * (beta != 0 and not in_reward)
-        if in_reward:
-            changes.insert(0, Change(f"{LOSS}use_kl_in_reward", False, True, NOWHERE.format(estimator)))
-            unread = {f"{LOSS}reference_policy_kl_penalty": NOWHERE.format(estimator)} if beta else {}
-    if not beta:
-        changes.insert(0, Change(f"{LOSS}reference_policy_kl_penalty", 0.01, 0.0, "at 0 there is no KL"))
-    if not settings[f"{LOSS}token_level_loss"]:
-        changes.append(Change(f"{LOSS}token_level_loss", True, False, Why.LENGTH))
-    return Run(
-        "nemo-rl", estimator, settings, named, tuple(parts), _stale(settings), target, tuple(changes), unread=unread
-    )
+        draft.parts.append(_read_loss(draft, kind))
+    draft.switch_on("token_level_loss", True, Why.LENGTH)
+    return draft.run(estimator, _stale(draft), target)
 
 
-def _reduction(settings: dict[str, Any]) -> str:
-    return OVER_TOKENS if settings[f"{LOSS}token_level_loss"] else OVER_COMPLETIONS
+def _part(draft: RunDraft, name: str, form: PerToken, caveat: str = "") -> KLPart:
+    reduction = OVER_TOKENS if draft["token_level_loss"] else OVER_COMPLETIONS
+    return part_of("nemo-rl", name, form, reduction, draft["reference_policy_kl_penalty"], caveat)
 
 
-def _read_loss(settings: dict[str, Any], kind: str) -> tuple[KLPart, list[Change]]:
-    log_clamp, clamp = (settings[name] for name in CLAMPS)
-    to_sampler = settings[f"{LOSS}use_on_policy_kl_approximation"]
-    changes = []
+def _read_loss(draft: RunDraft, kind: str) -> KLPart:
+    log_clamp, clamp = (draft[name] for name in CLAMPS)
+    to_sampler = draft["use_on_policy_kl_approximation"]
     if kind == "k2":
         why = "its ratio has a gradient, which adds a part of no divergence"
-        changes.append(Change(f"{LOSS}reference_policy_kl_type", "k3", "k2", why))
+        draft.change("reference_policy_kl_type", "k3", why)
     if clamp is not None:
         why = f"beyond a value of {clamp:g} there is no gradient, and the tokens furthest from ref are not pulled"
-        changes.append(Change(CLAMPS[1], None, clamp, why))
+        draft.change(CLAMPS[1], None, why)
     if log_clamp is not None:
-        why = f"beyond a log-ratio of ±{log_clamp:g} there is no gradient"
-        changes.append(Change(CLAMPS[0], None, log_clamp, why, optional=True))
+        draft.change(CLAMPS[0], None, f"beyond a log-ratio of ±{log_clamp:g} there is no gradient", optional=True)
     if not to_sampler:
         why = "the ratio to the sampler corrects the KL for its samples"
-        changes.append(Change(f"{LOSS}use_on_policy_kl_approximation", True, False, why, optional=True))
-    name = f"reference_policy_kl_type={kind} token_level_loss={settings[f'{LOSS}token_level_loss']}"
+        draft.change("use_on_policy_kl_approximation", True, why, optional=True)
+    name = f"reference_policy_kl_type={kind} token_level_loss={draft['token_level_loss']}"
     name += " use_on_policy_kl_approximation=True" * to_sampler
     name += "" if clamp == 10 else f" kl_output_clamp_value={'null' if clamp is None else f'{clamp:g}'}"
     name += "" if log_clamp == 20 else f" kl_input_clamp_value={'null' if log_clamp is None else f'{log_clamp:g}'}"
-    form = terms_of(kind, to_sampler=to_sampler, log_clamp=log_clamp, clamp=clamp)
-    beta = settings[f"{LOSS}reference_policy_kl_penalty"]
-    return part_of("nemo-rl", name, form, _reduction(settings), beta), changes
+    return _part(draft, name, terms_of(kind, to_sampler=to_sampler, log_clamp=log_clamp, clamp=clamp))
 
 
-def _read_reward(settings: dict[str, Any], kind: str, estimator: str) -> tuple[KLPart, list[Change]]:
+def _read_reward(draft: RunDraft, kind: str, estimator: str) -> KLPart:
     """Its estimate has the default bounds there, whatever the recipe says."""
-    changes = [Change(f"{LOSS}reference_policy_kl_type", "k1", kind, Why.ONLY_K1)] * (kind != "k1")
     whitened = estimator == "reinforce_plus_plus"
     if whitened:
-        why = f"{Why.BATCH_STD}; in the loss nothing does"
-        changes = [Change(f"{LOSS}use_kl_in_reward", False, True, why), *_read_loss(settings, kind)[1]]
+        draft.change("use_kl_in_reward", False, f"{Why.BATCH_STD}; in the loss nothing does")
+        _read_loss(draft, kind)
+    elif kind != "k1":
+        draft.change("reference_policy_kl_type", "k1", Why.ONLY_K1)
     form = InReward(kind, discount=0.0 if whitened else 1.0, clamp=10.0, whitened=whitened)
     caveat = "" if whitened else "Audited with a critic that is 0, λ = 1 and advantages that are not normalised."
     name = f"use_kl_in_reward reference_policy_kl_type={kind} adv_estimator={estimator}"
-    name += f" token_level_loss={settings[f'{LOSS}token_level_loss']}"
-    beta = settings[f"{LOSS}reference_policy_kl_penalty"]
-    return part_of("nemo-rl", name, form, _reduction(settings), beta, caveat), changes
+    return _part(draft, f"{name} token_level_loss={draft['token_level_loss']}", form, caveat)
 
 
-def _stale(settings: dict[str, Any]) -> tuple[str, ...]:
-    section = PPO if settings[f"{PPO}num_prompts_per_step"] else GRPO
-    rows = settings[f"{section}num_prompts_per_step"] * settings[f"{section}num_generations_per_prompt"]
-    update = settings["policy.train_global_batch_size"]
+def _stale(draft: RunDraft) -> tuple[str, ...]:
+    section = PPO if draft[f"{PPO}num_prompts_per_step"] else GRPO
+    rows = draft[f"{section}num_prompts_per_step"] * draft[f"{section}num_generations_per_prompt"]
+    update = draft["policy.train_global_batch_size"]
     found = []
     if rows > update:
         found.append(f"{rows} completions of a step above train_global_batch_size={update}: several updates use them")
-    if settings[f"{GRPO}async_grpo.enabled"]:
+    if draft[f"{GRPO}async_grpo.enabled"]:
         found.append("async_grpo.enabled=true: completions of earlier policies are trained on")
     return (*found, ENGINE)
 

@@ -12,7 +12,6 @@ and averages over the tokens of the batch. Baselines and the standard deviation 
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from functools import cache
 from itertools import product
 from types import ModuleType, SimpleNamespace
@@ -22,7 +21,7 @@ from ..targets import Descends
 from .framework import Default, Framework
 from .harness import instead, load, subject, untrained
 from .recommendation import Home, SettingLines, in_place
-from .run_settings import ADAPTS, Change, KLPart, Reader, Run, Why, one_of, with_defaults
+from .run_settings import ADAPTS, KLPart, Reader, Run, RunDraft, Why, one_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -64,14 +63,7 @@ def _in_loss(estimator: str, unbiased: bool) -> Subject:
 
 
 def in_reward(estimator: str, advantage: str, *, lambd: float = 1.0, critic: Critic = untrained) -> Subject:
-    """The KL in the reward, by the method of the experience maker.
-
-    Args:
-        estimator: `--algo.kl.estimator`.
-        advantage: one of `ADVANTAGES`.
-        lambd: λ of GAE.
-        critic: the value function of GAE.
-    """
+    """The KL in the reward, by the method of the experience maker; the advantage is one of `ADVANTAGES`."""
     policy_loss = modules()["loss"].PolicyLoss()
 
     def loss(batch: Batch) -> Tensor:
@@ -203,60 +195,44 @@ ENGINE = "OpenRLHF samples with vLLM, whose log-probs differ from those of the t
 
 def read_config(given: dict[str, Any], _: str | None = None) -> Run:
     """Read the flags, with OpenRLHF's defaults for those that are missing."""
-    settings, named = with_defaults(given, KNOWN)
-    estimator = one_of("algo.kl.estimator", settings["algo.kl.estimator"], ("k1", "k2", "k3"))
-    changes: list[Change] = []
-    target: Verdict = "reverse-kl-token" if settings["algo.kl.use_loss"] else "reverse-kl-sequence"
-    if not settings["algo.kl.init_coef"]:
-        changes.append(Change("algo.kl.init_coef", 0.01, 0.0, "at 0 OpenRLHF loads no reference and has no KL"))
-    if settings["algo.kl.use_loss"]:
-        unbiased = settings["algo.kl.unbiased_gradient"]
-        if not unbiased:
-            why = "without it the value is clamped at 10, and k1 descends nothing, k3 the forward KL"
-            changes.append(Change("algo.kl.unbiased_gradient", True, False, why))
-        loss = f"openrlhf algo.kl.use_loss estimator={estimator} unbiased_gradient={unbiased}"
-        part = KLPart("loss", loss, settings["algo.kl.init_coef"])
+    draft = RunDraft("openrlhf", given, KNOWN, "algo.kl.", "algo.advantage.")
+    estimator = one_of("algo.kl.estimator", draft["algo.kl.estimator"], ("k1", "k2", "k3"))
+    draft.switch_on("init_coef", 0.01, "at 0 OpenRLHF loads no reference and has no KL")
+    target: Verdict = "reverse-kl-token" if draft["use_loss"] else "reverse-kl-sequence"
+    if draft["use_loss"]:
+        why = "without it the value is clamped at 10, and k1 descends nothing, k3 the forward KL"
+        draft.switch_on("unbiased_gradient", True, why)
+        loss = f"openrlhf algo.kl.use_loss estimator={estimator} unbiased_gradient={draft['unbiased_gradient']}"
+        draft.parts.append(KLPart("loss", loss, draft["init_coef"]))
     else:
-        part = _read_reward(settings, estimator, changes)
-    parts = (part,) if settings["algo.kl.init_coef"] else ()
+        draft.parts.append(_read_reward(draft, estimator))
     adapts = given.get("algo.kl.target", given.get("kl_target")) is not None
-    notes = (ADAPTS,) if adapts and parts else ()
-    return Run("openrlhf", "PPO", settings, named, parts, _stale(settings), target, tuple(changes), notes)
+    draft.notes += [ADAPTS] * bool(adapts and draft["init_coef"])
+    return draft.run("PPO", _stale(draft), target)
 
 
-def _read_reward(settings: dict[str, Any], estimator: str, changes: list[Change]) -> KLPart:
-    kind = settings["algo.advantage.estimator"]
-    mean_only = kind in WHITENED and settings["algo.advantage.no_std_norm"]  # the others ignore the flag
+def _read_reward(draft: RunDraft, estimator: str) -> KLPart:
+    kind = draft["algo.advantage.estimator"]
+    mean_only = kind in WHITENED and draft["no_std_norm"]  # the others ignore the flag
     if estimator != "k1":
-        changes.append(Change("algo.kl.estimator", "k1", estimator, Why.ONLY_K1))
+        draft.change("algo.kl.estimator", "k1", Why.ONLY_K1)
     if kind in WHITENED:
-        why = BATCH_MEAN if mean_only else WHITENING
-        changes.append(Change("algo.advantage.estimator", "rloo", kind, why, optional=mean_only))
-    advantage = "gae critic=0" if kind == "gae" else kind
-    if mean_only:
-        advantage += " no_std_norm"
+        draft.change("algo.advantage.estimator", "rloo", BATCH_MEAN if mean_only else WHITENING, optional=mean_only)
+    advantage = ("gae critic=0" if kind == "gae" else kind) + " no_std_norm" * mean_only
     loss = f"openrlhf algo.kl in reward estimator={estimator} advantage={advantage}"
     caveat = "Audited with a critic that is 0." if kind == "gae" else ""
-    return KLPart("reward", loss, settings["algo.kl.init_coef"], caveat=caveat)
+    return KLPart("reward", loss, draft["init_coef"], caveat=caveat)
 
 
-def _stale(settings: dict[str, Any]) -> tuple[str, ...]:
-    rows = settings["rollout.batch_size"] * settings["rollout.n_samples_per_prompt"]
-    update = settings["train.batch_size"]
+def _stale(draft: RunDraft) -> tuple[str, ...]:
+    rows = draft["rollout.batch_size"] * draft["rollout.n_samples_per_prompt"]
+    update, epochs = draft["train.batch_size"], draft["train.max_epochs"]
     found = []
     if rows > update:
         found.append(f"{rows} completions of a rollout above train.batch_size={update}: several updates use a rollout")
-    if settings["train.max_epochs"] > 1:
-        found.append(f"train.max_epochs={settings['train.max_epochs']}: a batch is used for several updates")
+    if epochs > 1:
+        found.append(f"train.max_epochs={epochs}: a batch is used for several updates")
     return (*found, ENGINE)
-
-
-def with_old_names(changes: tuple[Change, ...]) -> tuple[Change, ...]:
-    """The changes by the names that a release before 0.10.2 has."""
-    old = {new: name for name, new in OLD.items()}
-    renamed = lambda change: {"name": old[change.name]}
-    late = lambda change: {"why": f"{change.why}; releases with the old flags lack it"}
-    return tuple(replace(x, **(renamed(x) if x.name in old else late(x))) for x in changes)
 
 
 TENSORS = {

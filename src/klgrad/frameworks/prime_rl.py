@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from .formulae import OVER_TOKENS, framework_of, kl_subject, part_of
 from .framework import Default, Source
-from .run_settings import KLPart, Reader, Run, one_of, with_defaults
+from .run_settings import KLPart, Reader, Run, RunDraft, one_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -57,24 +57,19 @@ FIXED = "the loss of opd and opsd has a fixed 0.001 in its place"
 
 def read_config(given: dict[str, Any], _: str | None = None) -> Run:
     """Read the algorithms of all sources, with prime-rl's defaults for what is missing."""
-    settings, named = with_defaults(given, KNOWN)
-    one_of("trainer.loss.type", settings["trainer.loss.type"], ("default", "ipo"))
-    algorithms = [one_of("orchestrator.algo.type", x, ALGORITHMS) for x in _algorithms(settings, given)]
-    distilled = sorted({x for x in algorithms if x in DISTILLS})
-    parts = tuple(_part(x) for x in distilled)
-    unread = {}
-    if "trainer.loss.kl_tau" in given and all(x in DISTILLS for x in algorithms):
-        unread["trainer.loss.kl_tau"] = FIXED
+    draft = RunDraft("prime-rl", given, KNOWN)
+    draft.one_of("trainer.loss.type", ("default", "ipo"))
+    algorithms = [one_of("orchestrator.algo.type", x, ALGORITHMS) for x in _algorithms(draft.settings, given)]
+    draft.parts = [_part(x) for x in sorted({x for x in algorithms if x in DISTILLS})]
     others = sorted({x for x in algorithms if x not in DISTILLS})
-    notes = [TO_SAMPLER.format(settings["trainer.loss.kl_tau"])] * bool(others)
-    notes += [f"Sources with {', '.join(others)} have no KL to a reference."] * bool(others and parts)
-    steps = settings["orchestrator.max_off_policy_steps"]
+    if "trainer.loss.kl_tau" in given and not others:
+        draft.unread["trainer.loss.kl_tau"] = FIXED
+    draft.notes += [TO_SAMPLER.format(draft["trainer.loss.kl_tau"])] * bool(others)
+    draft.notes += [f"Sources with {', '.join(others)} have no KL to a reference."] * bool(others and draft.parts)
+    steps = draft["orchestrator.max_off_policy_steps"]
     stale = [f"max_off_policy_steps={steps}: completions of earlier policies are trained on"] * (steps > 0)
     stale.append("prime-rl samples with vLLM, whose log-probs differ from those of the trainer")
-    trainer = ", ".join(dict.fromkeys(algorithms))
-    return Run(
-        "prime-rl", trainer, settings, named, parts, tuple(stale), "reverse-kl-token", (), tuple(notes), unread=unread
-    )
+    return draft.run(", ".join(dict.fromkeys(algorithms)), stale, "reverse-kl-token")
 
 
 def _algorithms(settings: dict[str, Any], given: dict[str, Any]) -> list[str]:

@@ -24,13 +24,8 @@ LOOKED_FOR = "written as in args = GRPOConfig(beta=0.04) or, after it, args.beta
 def read_python(text: str, path: Path) -> Reading:
     """The settings in a Python script.
 
-    Args:
-        text: the script.
-        path: its file, for errors.
-
-    Returns:
-        Keyword arguments of calls of names that end in `Config`, and attributes of the variable that such a call was
-        assigned to; the trainer of TRL, by the class that is called; notes on defaults of arguments.
+    They are keyword arguments of calls of names that end in `Config`, and attributes of the variable that such a call
+    was assigned to. The class that is called tells the trainer of TRL.
     """
     try:
         with warnings.catch_warnings():  # of the script's own syntax

@@ -43,13 +43,7 @@ def subjects() -> list[Subject]:
 
 
 def in_loss(worker: str, kind: str, reduction: str) -> Subject:
-    """The KL in the loss.
-
-    Args:
-        worker: `fsdp` or `megatron`.
-        kind: `algorithm.kl_penalty_type`.
-        reduction: `algorithm.loss_agg_func`.
-    """
+    """The KL in the loss, by the worker of `fsdp` or `megatron`."""
     run = _fsdp_loss if worker == "fsdp" else _megatron_loss
 
     def loss(batch: Batch) -> Tensor:

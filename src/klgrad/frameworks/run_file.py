@@ -58,12 +58,7 @@ def _text(path: Path) -> str:
 
 
 def loaded(text: str, path: Path) -> dict[Any, Any]:
-    """The content of a YAML or JSON file.
-
-    Args:
-        text: the content.
-        path: the file.
-    """
+    """The content of a YAML, JSON or TOML file, by its suffix."""
     import yaml
 
     try:

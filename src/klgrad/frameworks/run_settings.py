@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -45,6 +45,7 @@ class Why:
     K3 = "k3 as a loss descends the forward KL"
     LENGTH = "it divides by the length of each completion"
     ONLY_K1 = "in the reward only k1 descends the reverse KL"
+    TWO_REFERENCES = "A KL to the reference and one to the teacher are on: their gradients add up."
     NOT_AUDITED = "this estimator is not audited"
     AS_LOSS: ClassVar[dict[str, str]] = {"k1": "k1 as a loss descends nothing", "abs": "|log π/ref| is no KL"}
     CUT_K3 = "k3 as a loss descends the forward KL, and its clamp has no gradient where log π/ref is below -2.61"
@@ -80,7 +81,7 @@ class Run:
         given: those of them that the file has.
         parts: its KLs; none if the run has no KL.
         stale: why completions are not samples of the policy that is updated; empty if they are.
-        target: the reverse KL that `changes` lead to.
+        target: the reverse KL that `changes` lead to; None where no setting does.
         changes: what to change for it.
         notes: further remarks.
         overrides: those of `given` that were given beside the file.
@@ -93,7 +94,7 @@ class Run:
     given: tuple[str, ...]
     parts: tuple[KLPart, ...]
     stale: tuple[str, ...]
-    target: Verdict
+    target: Verdict | None
     changes: tuple[Change, ...]
     notes: tuple[str, ...] = field(default=())
     overrides: tuple[str, ...] = ()
@@ -183,6 +184,51 @@ def with_defaults(given: dict[str, Any], defaults: dict[str, Any]) -> tuple[dict
     """The settings that matter, as values of their defaults' types, and the names of those that were given."""
     named = tuple(name for name in defaults if name in given)
     return defaults | {name: as_type(name, given[name], defaults[name]) for name in named}, named
+
+
+class RunDraft:
+    """What a reader finds in the settings of a run, of which it makes a `Run`.
+
+    A name stands for the setting of that name or, where there is none, for that of the first section that has it.
+
+    Attributes:
+        settings: with the framework's defaults for those that the file has not.
+        parts, changes, notes, unread: those of the `Run`.
+    """
+
+    def __init__(self, framework: str, given: dict[str, Any], known: dict[str, Any], *sections: str) -> None:
+        self.framework, self.given, self.sections = framework, given, ("", *sections)
+        self.settings, self.named = with_defaults(given, known)
+        self.parts: list[KLPart] = []
+        self.changes: list[Change] = []
+        self.notes: list[str] = []
+        self.unread: dict[str, str] = {}
+
+    def name_of(self, name: str) -> str:
+        """The name with its section."""
+        return next(full for section in self.sections if (full := f"{section}{name}") in self.settings)
+
+    def __getitem__(self, name: str) -> Any:
+        return self.settings[self.name_of(name)]
+
+    def one_of(self, name: str, known: Iterable[str]) -> str:
+        """A setting that is one of those known."""
+        return one_of(self.name_of(name), self[name], tuple(known))
+
+    def change(self, name: str, value: Any, why: str, *, optional: bool = False) -> None:
+        """Advise another value."""
+        self.changes.append(Change(self.name_of(name), value, self[name], why, optional))
+
+    def switch_on(self, name: str, value: Any, why: str) -> None:
+        """Advise a value where the setting has none, is off, or is 0."""
+        if not self[name]:
+            self.change(name, value, why)
+
+    def run(self, trainer: str, stale: Iterable[str], target: Verdict | None) -> Run:
+        """The run; its KLs are those with a coefficient."""
+        parts = tuple(part for part in self.parts if part.coefficient)
+        found = (tuple(stale), target, tuple(self.changes), tuple(self.notes))
+        return Run(self.framework, trainer, self.settings, self.named, parts, *found, unread=self.unread)
 
 
 def as_type(name: str, value: Any, default: Any) -> Any:

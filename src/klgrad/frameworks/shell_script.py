@@ -371,8 +371,10 @@ class _ShellScript:
             self.variables = branch.outside.copy()
             for name, added in branch.changed.items():
                 before = branch.outside.get(name)
-                known = added is not None and before is not None and branch.keyword != "function"
-                self.variables[name] = [*before, *(Word(x, (PERHAPS,)) for x in added)] if known else None
+                if added is None or before is None or branch.keyword == "function":
+                    self.variables[name] = None
+                else:
+                    self.variables[name] = [*before, *(Word(x, (PERHAPS,)) for x in added)]
             self.functions[branch.function] = {*branch.changed}
 
     def _put(self, values: Variables, added: list[Word] | None = None) -> None:

@@ -23,7 +23,7 @@ from ..targets import Descends
 from .framework import Default, Framework
 from .harness import instead, load, scores, standing_in, subject, untrained
 from .recommendation import Home, SettingLines, in_place
-from .run_settings import ADAPTS, OTHER_PROGRAMS, Change, KLPart, Reader, Run, Why, one_of, with_defaults
+from .run_settings import ADAPTS, OTHER_PROGRAMS, KLPart, Reader, Run, RunDraft, Why
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -76,15 +76,7 @@ def _in_loss(estimator: str) -> Subject:
 def in_reward(
     estimator: str, advantage: str, more: str = "", *, lambd: float = 1.0, critic: Critic = untrained
 ) -> Subject:
-    """The KL in the reward, by the methods of the trainer.
-
-    Args:
-        estimator: `kl_estimator_type`.
-        advantage: one of `ADVANTAGES`.
-        more: `TOKEN_MEAN`, or one of `CORRECTIONS`.
-        lambd: λ of GAE.
-        critic: the value function of GAE.
-    """
+    """The KL in the reward, by the methods of the trainer; `more` is `TOKEN_MEAN` or one of `CORRECTIONS`."""
     trainer = _trainer(estimator, advantage, lambd, more)
     policy_loss = modules()["utils.ppo_utils"].ppo_policy_loss
 
@@ -236,68 +228,62 @@ HARMLESS = tuple(f"{ALGORITHM}{name}" for name in ("kl_ctrl.type", "kl_ctrl.kl_t
 )
 """What adapts β, and a policy loss."""
 
-TRAINER = "its trainer"
 ENGINE = "SkyRL samples with an inference engine, whose log-probs differ from those of the trainer"
 
 
 def read_config(given: dict[str, Any], _: str | None = None) -> Run:
     """Read the settings of a SkyRL trainer, with SkyRL's defaults for those that are missing."""
-    settings, named = with_defaults(given, KNOWN)
-    in_reward, in_loss = settings[f"{ALGORITHM}use_kl_in_reward"], settings[f"{ALGORITHM}use_kl_loss"]
+    draft = RunDraft("skyrl", given, KNOWN, ALGORITHM)
+    in_reward, in_loss = draft["use_kl_in_reward"], draft["use_kl_loss"]
     if in_reward and in_loss:
         received, remedy = "both (use_kl_loss is on by default)", "switch one off: SkyRL refuses both"
         raise RunFileError("use_kl_loss or use_kl_in_reward", received, remedy)
-    name = f"{ALGORITHM}kl_estimator_type"
-    estimator = one_of(name, settings[name], ("k1", "k2", "k3", "abs"))
-    coefficient = settings[f"{ALGORITHM}kl_loss_coef"]
-    zero = [] if coefficient else [Change(f"{ALGORITHM}kl_loss_coef", 0.001, 0.0, "at 0 there is no KL")]
+    estimator = draft.one_of("kl_estimator_type", ("k1", "k2", "k3", "abs"))
+    if not in_reward:
+        draft.switch_on("use_kl_loss", True, "without it SkyRL has no KL")
+    draft.switch_on("kl_loss_coef", 0.001, "at 0 there is no KL")
     if in_reward:
-        part, changes = _read_reward(settings, estimator)
-        parts, changes, target = (part,) if coefficient else (), (*zero, *changes), "reverse-kl-sequence"
-        notes = (ADAPTS,) * (given.get(f"{ALGORITHM}kl_ctrl.type") == "adaptive")
-        return Run("skyrl", TRAINER, settings, named, parts, _stale(settings), target, changes, notes)
-    changes = [] if in_loss else [Change(f"{ALGORITHM}use_kl_loss", True, False, "without it SkyRL has no KL")]
-    changes += zero
+        draft.parts.append(_read_reward(draft, estimator))
+        draft.notes += [ADAPTS] * (given.get(f"{ALGORITHM}kl_ctrl.type") == "adaptive")
+        return draft.run("its trainer", _stale(draft), "reverse-kl-sequence")
     if estimator != "k2":
-        changes.append(Change(name, "k2", estimator, Why.AS_LOSS.get(estimator, Why.CUT_K3)))
-    part = KLPart("loss", f"skyrl use_kl_loss kl_estimator_type={estimator}", settings[f"{ALGORITHM}kl_loss_coef"])
-    notes = (
+        draft.change("kl_estimator_type", "k2", Why.AS_LOSS.get(estimator, Why.CUT_K3))
+    part = KLPart("loss", f"skyrl use_kl_loss kl_estimator_type={estimator}", draft["kl_loss_coef"])
+    draft.parts += [part] * in_loss
+    draft.notes.append(
         "SkyRL divides a KL in the loss by the length of each completion, for every loss_reduction: no setting is "
-        "the reverse KL where lengths vary. `klgrad advise skyrl --level token` has code that is.",
+        "the reverse KL where lengths vary. `klgrad advise skyrl --level token` has code that is."
     )
-    parts, target = (part,) if in_loss and coefficient else (), "reverse-kl-token"
-    return Run("skyrl", TRAINER, settings, named, parts, _stale(settings), target, tuple(changes), notes)
+    return draft.run("its trainer", _stale(draft), "reverse-kl-token")
 
 
-def _read_reward(settings: dict[str, Any], estimator: str) -> tuple[KLPart, list[Change]]:
-    kind, mode = settings[f"{ALGORITHM}advantage_estimator"], settings[f"{ALGORITHM}loss_reduction"]
-    changes: list[Change] = []
+def _read_reward(draft: RunDraft, estimator: str) -> KLPart:
+    kind, mode, by_std = (draft[x] for x in ("advantage_estimator", "loss_reduction", "grpo_norm_by_std"))
     if estimator != "k1":
-        changes.append(Change(f"{ALGORITHM}kl_estimator_type", "k1", estimator, Why.ONLY_K1))
-    if kind == "grpo" and settings[f"{ALGORITHM}grpo_norm_by_std"]:
-        changes.append(Change(f"{ALGORITHM}grpo_norm_by_std", False, True, Why.GROUP_STD))
+        draft.change("kl_estimator_type", "k1", Why.ONLY_K1)
+    if kind == "grpo" and by_std:
+        draft.change("grpo_norm_by_std", False, Why.GROUP_STD)
     elif kind not in ("grpo", "rloo"):
-        why = Why.BATCH_STD if kind in WHITENED else Why.NOT_AUDITED
-        changes.append(Change(f"{ALGORITHM}advantage_estimator", "rloo", kind, why))
+        draft.change("advantage_estimator", "rloo", Why.BATCH_STD if kind in WHITENED else Why.NOT_AUDITED)
     if mode != SUM:
         averaged = mode == "token_mean"
         why = f"{Why.MEAN_OVER_TOKENS if averaged else 'it divides by lengths'}; set max_seq_len with it"
-        changes.append(Change(f"{ALGORITHM}loss_reduction", SUM, mode, why, optional=averaged))
+        draft.change("loss_reduction", SUM, why, optional=averaged)
     advantage = "gae critic=0" if kind == "gae" else kind
-    advantage += " without std" if kind == "grpo" and not settings[f"{ALGORITHM}grpo_norm_by_std"] else ""
+    advantage += " without std" if kind == "grpo" and not by_std else ""
     averaged = (estimator, kind, mode) in (("k3", "grpo", "token_mean"), ("k1", "rloo", "token_mean"))
     loss = f"skyrl use_kl_in_reward estimator={estimator} advantage={advantage}{' token_mean' if averaged else ''}"
     caveat = "" if averaged or mode == SUM else f"Audited with loss_reduction={SUM}: {mode} divides by lengths as well."
-    return KLPart("reward", loss, settings[f"{ALGORITHM}kl_loss_coef"], caveat=caveat), changes
+    return KLPart("reward", loss, draft["kl_loss_coef"], caveat=caveat)
 
 
-def _stale(settings: dict[str, Any]) -> tuple[str, ...]:
-    batch, mini = settings["trainer.train_batch_size"], settings["trainer.policy_mini_batch_size"]
+def _stale(draft: RunDraft) -> tuple[str, ...]:
+    sizes = ("train_batch_size", "policy_mini_batch_size", "update_epochs_per_batch")
+    batch, mini, epochs = (draft[f"trainer.{x}"] for x in sizes)
     found = []
     if batch > mini:
         found.append(f"train_batch_size={batch} above policy_mini_batch_size={mini}: several updates use a batch")
-    if settings["trainer.update_epochs_per_batch"] > 1:
-        epochs = settings["trainer.update_epochs_per_batch"]
+    if epochs > 1:
         found.append(f"update_epochs_per_batch={epochs}: a batch is used for several updates")
     return (*found, ENGINE)
 

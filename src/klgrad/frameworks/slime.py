@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from .formulae import (
@@ -17,14 +18,12 @@ from .formulae import (
     ratio_of,
 )
 from .framework import Default, Source
-from .run_settings import Change, KLPart, Reader, Run, Why, one_of, with_defaults
+from .run_settings import KLPart, Reader, Run, RunDraft, Why
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ..audit import Subject
-    from ..targets import Verdict
-    from .formulae import PerToken
 
 
 def losses() -> Iterator[Subject]:
@@ -36,18 +35,15 @@ def losses() -> Iterator[Subject]:
 
 def _in_loss(framework: str, log_clamp: float | None) -> Iterator[Subject]:
     """The KL in the loss of slime, and of miles, whose low_var_kl bounds the log-ratio too."""
-
-    def per_token(kind: str, unbiased: bool) -> PerToken:
-        if kind == "low_var_kl":
-            return AsLoss("k3", log_clamp, clamp=10.0, ratio=unbiased)
-        return AsLoss(kind, ratio=unbiased)
-
-    for kind in ("k1", "k2", "k3", "low_var_kl"):
-        for unbiased in (False, True):
-            settings = f"--use-kl-loss --kl-loss-type {kind}{' --use-unbiased-kl' * unbiased}"
-            yield kl_subject(framework, settings, per_token(kind, unbiased), OVER_COMPLETIONS)
+    for kind, unbiased in product(KINDS, (False, True)):
+        settings = f"--use-kl-loss --kl-loss-type {kind}{' --use-unbiased-kl' * unbiased}"
+        yield kl_subject(framework, settings, _form(kind, unbiased, log_clamp), OVER_COMPLETIONS)
     settings = "--use-kl-loss --kl-loss-type k3 --use-unbiased-kl --calculate-per-token-loss"
-    yield kl_subject(framework, settings, per_token("k3", True), OVER_TOKENS)
+    yield kl_subject(framework, settings, _form("k3", True), OVER_TOKENS)
+
+
+def _form(kind: str, unbiased: bool, log_clamp: float | None = None) -> AsLoss:
+    return AsLoss("k3", log_clamp, 10.0, unbiased) if kind == "low_var_kl" else AsLoss(kind, ratio=unbiased)
 
 
 def losses_of_miles() -> Iterator[Subject]:
@@ -99,109 +95,89 @@ MOVES = "The reference is replaced by the policy every {} rollouts: a KL to it i
 
 def read_config(given: dict[str, Any], _: str | None = None) -> Run:
     """Read the flags, with slime's defaults for those that are missing."""
-    settings, named = with_defaults(given, KNOWN)
-    kind = one_of("kl_loss_type", settings["kl_loss_type"], KINDS)
-    estimator = one_of("advantage_estimator", settings["advantage_estimator"], ESTIMATORS)
-    one_of("loss_type", settings["loss_type"], ("policy_loss",))
-    one_of("custom_advantage_function_path", settings["custom_advantage_function_path"], ("",))
-    reduction = OVER_TOKENS if settings["calculate_per_token_loss"] else OVER_COMPLETIONS
-    parts: list[KLPart] = []
-    changes: list[Change] = []
-    in_reward = settings["kl_coef"] != 0 and estimator not in WITHOUT_KL
-    in_loss = settings["use_kl_loss"] and settings["kl_loss_coef"] != 0
-    if in_loss or not (in_reward or settings["use_opd"]):
-        part, changes = _read_loss(settings, kind, reduction)
-        parts += [part] * in_loss
+    draft = RunDraft("slime", given, KNOWN)
+    draft.one_of("kl_loss_type", KINDS)
+    estimator = draft.one_of("advantage_estimator", ESTIMATORS)
+    draft.one_of("loss_type", ("policy_loss",))
+    draft.one_of("custom_advantage_function_path", ("",))
+    reduction = OVER_TOKENS if draft["calculate_per_token_loss"] else OVER_COMPLETIONS
+    in_reward = draft["kl_coef"] != 0 and estimator not in WITHOUT_KL
+    in_loss = draft["use_kl_loss"] and draft["kl_loss_coef"] != 0
+    if in_loss or not (in_reward or draft["use_opd"]):
+        part = _read_loss(draft, reduction)
+        draft.parts += [part] * in_loss
     if in_reward:
-        part, wanted = _read_reward(settings, kind, estimator, reduction)
-        parts, changes = [*parts, part], [*changes, *wanted]
-    if settings["use_opd"] and settings["opd_kl_coef"]:
-        form = InReward("k1", discount=0.0, whitened=settings["normalize_advantages"])
-        name = f"--use-opd{' --normalize-advantages' * form.whitened}{_per_token(settings)}"
-        parts.append(part_of("slime", name, form, reduction, settings["opd_kl_coef"], TEACHER, "advantage"))
-    if not settings["calculate_per_token_loss"] and parts:
-        changes.append(Change("calculate_per_token_loss", True, False, f"{Why.LENGTH}, in the policy loss too"))
-    target: Verdict = "reverse-kl-sequence" if in_reward and estimator != TOKEN_LEVEL else "reverse-kl-token"
-    interval = settings["ref_update_interval"]
-    notes = [MOVES.format(interval)] * (interval > 0)
-    notes += [ONLY_LOGGED] * (settings["use_kl_loss"] and not in_loss)
-    notes += ["Both KLs are on: their gradients add up."] * (len(parts) > 1)
-    return Run(
-        "slime", estimator, settings, named, tuple(parts), _stale(settings), target, tuple(changes), tuple(notes),
-        unread=_unread(settings, estimator),
-    )  # fmt: skip
+        draft.parts.append(_read_reward(draft, reduction))
+    if draft["use_opd"]:
+        form = InReward("k1", discount=0.0, whitened=draft["normalize_advantages"])
+        name = f"--use-opd{' --normalize-advantages' * form.whitened}{_per_token(draft)}"
+        draft.parts.append(part_of("slime", name, form, reduction, draft["opd_kl_coef"], TEACHER, "advantage"))
+    if any(part.coefficient for part in draft.parts):
+        draft.switch_on("calculate_per_token_loss", True, f"{Why.LENGTH}, in the policy loss too")
+    draft.notes += [MOVES.format(draft["ref_update_interval"])] * (draft["ref_update_interval"] > 0)
+    draft.notes += [ONLY_LOGGED] * (draft["use_kl_loss"] and not in_loss)
+    draft.notes += ["Both KLs are on: their gradients add up."] * (sum(x.coefficient != 0 for x in draft.parts) > 1)
+    if draft["kl_coef"] and estimator in WITHOUT_KL:
+        why = f"the advantages of {estimator} are the rewards alone; the reference is loaded and scored all the same"
+        draft.unread["kl_coef"] = why
+    if not draft["use_kl_loss"]:
+        draft.unread |= {x: "use_kl_loss is not set" for x in ("kl_loss_coef", "use_unbiased_kl") if draft[x]}
+    is_sequence = in_reward and estimator != TOKEN_LEVEL
+    return draft.run(estimator, _stale(draft), "reverse-kl-sequence" if is_sequence else "reverse-kl-token")
 
 
 TOKEN_LEVEL = "reinforce_plus_plus_baseline"
 TEACHER = "ref is the teacher here. The advantages of the rewards are added to it."
 
 
-def _unread(settings: dict[str, Any], estimator: str) -> dict[str, str]:
-    found = {}
-    if settings["kl_coef"] and estimator in WITHOUT_KL:
-        why = f"the advantages of {estimator} are the rewards alone; the reference is loaded and scored all the same"
-        found["kl_coef"] = why
-    if settings["kl_loss_coef"] and not settings["use_kl_loss"]:
-        found["kl_loss_coef"] = "use_kl_loss is not set"
-    if settings["use_unbiased_kl"] and not settings["use_kl_loss"]:
-        found["use_unbiased_kl"] = "use_kl_loss is not set"
-    return found
+def _per_token(draft: RunDraft) -> str:
+    return " --calculate-per-token-loss" * draft["calculate_per_token_loss"]
 
 
-def _per_token(settings: dict[str, Any]) -> str:
-    return " --calculate-per-token-loss" * settings["calculate_per_token_loss"]
-
-
-def _read_loss(settings: dict[str, Any], kind: str, reduction: str) -> tuple[KLPart, list[Change]]:
-    unbiased = settings["use_unbiased_kl"]
-    changes = []
-    if not settings["use_kl_loss"]:
-        changes.append(Change("use_kl_loss", True, False, "without it slime has no KL in the loss"))
-    if not settings["kl_loss_coef"]:
-        changes.append(Change("kl_loss_coef", 0.001, 0.0, "at 0 there is no KL"))
+def _read_loss(draft: RunDraft, reduction: str) -> KLPart:
+    kind, unbiased = draft["kl_loss_type"], draft["use_unbiased_kl"]
+    draft.switch_on("use_kl_loss", True, "without it slime has no KL in the loss")
+    draft.switch_on("kl_loss_coef", 0.001, "at 0 there is no KL")
     if not ((kind == "k2" and not unbiased) or (kind in ("k1", "k3") and unbiased)):
         why = {"k1": Why.AS_LOSS["k1"], "k2": "k2 times a ratio with a gradient is no divergence's", "k3": Why.K3}
         if kind != "k3":
-            changes.append(Change("kl_loss_type", "k3", kind, why.get(kind, Why.CLAMPED_K3)))
-        if not unbiased:
-            changes.append(Change("use_unbiased_kl", True, False, "the ratio turns k3 into the reverse KL"))
-    form = AsLoss("k3" if kind == "low_var_kl" else kind, clamp=10.0 if kind == "low_var_kl" else None, ratio=unbiased)
-    name = f"--use-kl-loss --kl-loss-type {kind}{' --use-unbiased-kl' * unbiased}{_per_token(settings)}"
-    return part_of("slime", name, form, reduction, settings["kl_loss_coef"]), changes
+            draft.change("kl_loss_type", "k3", why.get(kind, Why.CLAMPED_K3))
+        draft.switch_on("use_unbiased_kl", True, "the ratio turns k3 into the reverse KL")
+    name = f"--use-kl-loss --kl-loss-type {kind}{' --use-unbiased-kl' * unbiased}{_per_token(draft)}"
+    return part_of("slime", name, _form(kind, unbiased), reduction, draft["kl_loss_coef"])
 
 
-def _read_reward(settings: dict[str, Any], kind: str, estimator: str, reduction: str) -> tuple[KLPart, list[Change]]:
-    changes = []
+def _read_reward(draft: RunDraft, reduction: str) -> KLPart:
+    kind, estimator, whitened = draft["kl_loss_type"], draft["advantage_estimator"], draft["normalize_advantages"]
     if kind != "k1":
-        changes.append(Change("kl_loss_type", "k1", kind, Why.ONLY_K1))
-    whitened = settings["normalize_advantages"]
-    if whitened and estimator == "ppo":
-        changes.append(Change("normalize_advantages", False, True, Why.BATCH_STD))
-    elif whitened:
-        why = f"{estimator} has to be whitened: {Why.BATCH_STD}"
-        changes.append(Change("advantage_estimator", "ppo", estimator, why))
-        changes.append(Change("normalize_advantages", False, True, Why.BATCH_STD))
+        draft.change("kl_loss_type", "k1", Why.ONLY_K1)
+    if whitened:
+        if estimator != "ppo":
+            draft.change("advantage_estimator", "ppo", f"{estimator} has to be whitened: {Why.BATCH_STD}")
+        draft.change("normalize_advantages", False, Why.BATCH_STD)
     form = InReward(
         "k3" if kind == "low_var_kl" else kind,
-        discount=0.0 if estimator == TOKEN_LEVEL else settings["gamma"],
+        discount=0.0 if estimator == TOKEN_LEVEL else draft["gamma"],
         clamp=10.0 if kind == "low_var_kl" else None,
         whitened=whitened,
     )
     name = f"--kl-coef --advantage-estimator {estimator} --kl-loss-type {kind}"
-    name += f"{' --normalize-advantages' * whitened}{_per_token(settings)}"
+    name += f"{' --normalize-advantages' * whitened}{_per_token(draft)}"
     caveat = "Audited with a critic that is 0." if estimator == "ppo" else ""
-    return part_of("slime", name, form, reduction, settings["kl_coef"], caveat), changes
+    return part_of("slime", name, form, reduction, draft["kl_coef"], caveat)
 
 
-def _stale(settings: dict[str, Any]) -> tuple[str, ...]:
-    steps, update = settings["num_steps_per_rollout"], settings["global_batch_size"]
-    rows = settings["rollout_batch_size"] * settings["n_samples_per_prompt"]
-    found = []
+def _stale(draft: RunDraft) -> tuple[str, ...]:
+    steps, update = draft["num_steps_per_rollout"], draft["global_batch_size"]
+    rows = draft["rollout_batch_size"] * draft["n_samples_per_prompt"]
     if steps > 1:
-        found.append(f"num_steps_per_rollout={steps}: several updates use a rollout")
-    elif update and rows > update:
-        found.append(f"{rows} completions of a rollout above global_batch_size={update}: several updates use a rollout")
-    return (*found, ENGINE)
+        return f"num_steps_per_rollout={steps}: several updates use a rollout", ENGINE
+    if update and rows > update:
+        return (
+            f"{rows} completions of a rollout above global_batch_size={update}: several updates use a rollout",
+            ENGINE,
+        )
+    return (ENGINE,)
 
 
 FRAMEWORK = framework_of(

@@ -34,7 +34,7 @@ from ..targets import Descends
 from .framework import Default, Framework
 from .harness import subject
 from .recommendation import DR_GRPO, Home, SettingLines
-from .run_settings import Change, KLPart, Reader, Run, Why, one_of, with_defaults
+from .run_settings import KLPart, Reader, Run, RunDraft, Why
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 
     from ..audit import Subject
     from ..audit.batch import Batch
-    from ..targets import Verdict
     from ..trl import KLConfig
 
 DISTILLATION_BETAS = (1.0, 0.5, 0.0)
@@ -254,49 +253,43 @@ OWN_FIELDS = ("kl_coef", "kl_level", "kl_divergence", "kl_estimator", "kl_placem
 
 
 def read_config(given: dict[str, Any], trainer: str | None) -> Run:
-    """Read the fields of TRL's configuration.
-
-    Args:
-        given: the settings of the file.
-        trainer: `grpo` or `rloo`; None to tell by the settings, which is GRPO where they do not tell.
-
-    Returns:
-        The run.
-    """
+    """Read the fields of TRL's configuration, of GRPO where neither `trainer` nor a setting tells."""
     if own := [name for name in OWN_FIELDS if name in given]:
         raise RunFileError("TRL's own settings", f"{own[0]}, of KLConfig", "use klgrad train --config FILE --dry-run")
     kind = trainer or ("rloo" if "normalize_advantages" in given else "grpo")
-    settings, named = with_defaults(given, TRAINERS[kind])
-    read = _read_grpo if kind == "grpo" else _read_rloo
+    draft = RunDraft("trl", given, TRAINERS[kind])
     unsure = trainer is None and kind == "grpo" and "loss_type" not in given
-    return read(settings, named, ("Read as the settings of a GRPOTrainer; --trainer rloo for RLOO.",) * unsure)
+    draft.notes += ["Read as the settings of a GRPOTrainer; --trainer rloo for RLOO."] * unsure
+    draft.notes += ["sync_ref_model moves the reference during training."] * draft["sync_ref_model"]
+    draft.switch_on("beta", USUAL_BETA, "without it TRL loads no reference and has no KL")
+    if draft["mask_truncated_completions"]:
+        draft.change("mask_truncated_completions", False, "it drops the KL of completions that are cut off")
+    if kind == "rloo":
+        draft.parts.append(_read_rloo(draft))
+        return draft.run("RLOOTrainer", _stale(draft), "reverse-kl-sequence")
+    draft.parts.append(_read_grpo(draft))
+    return draft.run("GRPOTrainer", _stale(draft), "reverse-kl-token")
 
 
-def _read_grpo(settings: dict[str, Any], named: tuple[str, ...], notes: tuple[str, ...]) -> Run:
-    kind = one_of("loss_type", settings["loss_type"], (*PER_TOKEN, *PER_PASS, *PER_COMPLETION, *SUMMED))
-    one_of("importance_sampling_level", settings["importance_sampling_level"], ("token", "sequence"))
-    changes = _common(settings)
-    if settings["importance_sampling_level"] != "token":
+def _read_grpo(draft: RunDraft) -> KLPart:
+    kind = draft.one_of("loss_type", (*PER_TOKEN, *PER_PASS, *PER_COMPLETION, *SUMMED))
+    if draft.one_of("importance_sampling_level", ("token", "sequence")) != "token":
         why = "the KL would be corrected by one ratio per completion; this changes the policy loss too"
-        changes.append(_to(settings, "importance_sampling_level", "token", why))
-    if not settings["use_bias_correction_kl"]:
-        changes.append(_to(settings, "use_bias_correction_kl", True, "k3 alone descends the forward KL"))
-    if kind in PER_COMPLETION:
-        changes.append(_to(settings, "loss_type", "dr_grpo", "it divides by the length of each completion"))
-    elif kind in PER_TOKEN:
-        changes.append(Change("loss_type", "dr_grpo", kind, Why.MEAN_OVER_TOKENS, optional=True))
-    why, caveat, audited = _of_one_pass(settings)
-    if why:
-        changes.append(_to(settings, "loss_type", "dr_grpo", why))
-    chosen = _audited_fields({**settings, "loss_type": audited})
+        draft.change("importance_sampling_level", "token", why)
+    draft.switch_on("use_bias_correction_kl", True, "k3 alone descends the forward KL")
+    why, caveat, audited = _of_one_pass(draft)
+    if kind not in SUMMED:
+        optional = kind in PER_TOKEN
+        why = why or (Why.MEAN_OVER_TOKENS if optional else Why.LENGTH)
+        draft.change("loss_type", "dr_grpo", why, optional=optional)
+    chosen = _audited_fields({**draft.settings, "loss_type": audited})
     loss = " ".join(["trl grpo", *(f"{name}={value}" for name, value in chosen.items())])
-    part = KLPart("loss", loss, settings["beta"], partial(grpo, **chosen), caveat)
-    return _run("GRPOTrainer", settings, named, part, changes, notes)
+    return KLPart("loss", loss, draft["beta"], partial(grpo, **chosen), caveat)
 
 
-def _of_one_pass(settings: dict[str, Any]) -> tuple[str, str, str]:
+def _of_one_pass(draft: RunDraft) -> tuple[str, str, str]:
     """Why to change a loss that divides by the tokens of one forward pass, how it was audited, and as what."""
-    kind, rows = settings["loss_type"], settings["per_device_train_batch_size"]
+    kind, rows = draft["loss_type"], draft["per_device_train_batch_size"]
     if kind not in PER_PASS:
         return "", "", kind
     why = f"it divides by the tokens of one forward pass, of per_device_train_batch_size={rows} completions"
@@ -310,31 +303,13 @@ def _of_one_pass(settings: dict[str, Any]) -> tuple[str, str, str]:
     return why, caveat, kind
 
 
-def _read_rloo(settings: dict[str, Any], named: tuple[str, ...], notes: tuple[str, ...]) -> Run:
-    changes = _common(settings)
-    if settings["normalize_advantages"]:
-        why = "the standard deviation of the batch divides the KL too"
-        changes.append(_to(settings, "normalize_advantages", False, why))
-    shown = ("normalize_advantages", *(n for n in ("mask_truncated_completions", "use_vllm") if settings[n]))
-    chosen = {name: settings[name] for name in shown}
+def _read_rloo(draft: RunDraft) -> KLPart:
+    if draft["normalize_advantages"]:
+        draft.change("normalize_advantages", False, "the standard deviation of the batch divides the KL too")
+    shown = ("normalize_advantages", *(n for n in ("mask_truncated_completions", "use_vllm") if draft[n]))
+    chosen = {name: draft[name] for name in shown}
     loss = " ".join(["trl rloo", *(f"{name}={value}" for name, value in chosen.items())])
-    part = KLPart("reward", loss, settings["beta"], partial(rloo, **chosen))
-    return _run("RLOOTrainer", settings, named, part, changes, notes)
-
-
-def _run(
-    trainer: str,
-    settings: dict[str, Any],
-    named: tuple[str, ...],
-    part: KLPart,
-    changes: list[Change],
-    notes: tuple[str, ...],
-) -> Run:
-    parts = (part,) if settings["beta"] else ()
-    target: Verdict = "reverse-kl-token" if part.place == "loss" else "reverse-kl-sequence"
-    if settings["sync_ref_model"]:
-        notes = (*notes, "sync_ref_model moves the reference during training.")
-    return Run("trl", trainer, settings, named, parts, _stale(settings), target, tuple(changes), notes)
+    return KLPart("reward", loss, draft["beta"], partial(rloo, **chosen))
 
 
 def _audited_fields(settings: dict[str, Any]) -> dict[str, Any]:
@@ -343,52 +318,33 @@ def _audited_fields(settings: dict[str, Any]) -> dict[str, Any]:
     if not settings["use_bias_correction_kl"]:
         chosen["importance_sampling_level"] = "token"  # no ratio touches the KL
     plain = chosen["importance_sampling_level"] == "token" and chosen["use_bias_correction_kl"]
-    others = {"mask_truncated_completions": settings["mask_truncated_completions"], "use_vllm": settings["use_vllm"]}
+    names = ["mask_truncated_completions", "use_vllm"]
     if settings["use_vllm"]:
-        others["vllm_importance_sampling_correction"] = settings["vllm_importance_sampling_correction"]
-        others["vllm_importance_sampling_mode"] = settings["vllm_importance_sampling_mode"]
-    others = {name: value for name, value in others.items() if value != GRPO[name]}
+        names += ["vllm_importance_sampling_correction", "vllm_importance_sampling_mode"]
+    others = {name: settings[name] for name in names if settings[name] != GRPO[name]}
     if plain and (others or chosen["loss_type"] not in ("dapo", "grpo", *SUMMED)):
         chosen = {"loss_type": chosen["loss_type"]}  # the list of settings leaves defaults out here
     return chosen | others
 
 
-def _common(settings: dict[str, Any]) -> list[Change]:
+def _stale(draft: RunDraft) -> tuple[str, ...]:
+    steps, accumulated = draft["steps_per_generation"], draft["gradient_accumulation_steps"]
+    size, batch = draft["generation_batch_size"], draft["per_device_train_batch_size"]
     found = []
-    if not settings["beta"]:
-        found.append(_to(settings, "beta", USUAL_BETA, "without it TRL loads no reference and has no KL"))
-    if settings["mask_truncated_completions"]:
-        why = "it drops the KL of completions that are cut off"
-        found.append(_to(settings, "mask_truncated_completions", False, why))
-    return found
-
-
-def _to(settings: dict[str, Any], name: str, value: Any, why: str) -> Change:
-    return Change(name, value, settings[name], why)
-
-
-def _stale(settings: dict[str, Any]) -> tuple[str, ...]:
-    found = []
-    if settings["num_iterations"] > 1:
-        found.append(f"num_iterations={settings['num_iterations']}: each batch is used for several updates")
-    steps, accumulated = settings["steps_per_generation"], settings["gradient_accumulation_steps"]
+    if draft["num_iterations"] > 1:
+        found.append(f"num_iterations={draft['num_iterations']}: each batch is used for several updates")
     if _whole(steps) > accumulated:
         found.append(f"steps_per_generation={steps} above gradient_accumulation_steps={accumulated}: {LATER}")
-    found += _stale_by_size(settings)
-    if settings["use_vllm"]:
+    # No file has the number of processes.
+    processes = math.ceil(_whole(size) / max(batch * accumulated, 1))  # TRL fails with a batch of 0
+    if processes > 1:
+        above = f"per_device_train_batch_size={batch} times gradient_accumulation_steps={accumulated}"
+        found.append(
+            f"generation_batch_size={size} above {above}: {LATER}, unless there are at least {processes} processes"
+        )
+    if draft["use_vllm"]:
         found.append("use_vllm: the log-probs of vLLM, which samples, differ from those of the trainer")
     return tuple(found)
-
-
-def _stale_by_size(settings: dict[str, Any]) -> list[str]:
-    """The reason by `generation_batch_size`, which depends on the number of processes: no file has that."""
-    size, batch = settings["generation_batch_size"], settings["per_device_train_batch_size"]
-    accumulated = settings["gradient_accumulation_steps"]
-    processes = math.ceil(_whole(size) / max(batch * accumulated, 1))  # TRL fails with a batch of 0
-    if processes <= 1:
-        return []
-    above = f"per_device_train_batch_size={batch} times gradient_accumulation_steps={accumulated}"
-    return [f"generation_batch_size={size} above {above}: {LATER}, unless there are at least {processes} processes"]
 
 
 def _whole(value: Any) -> int:

@@ -315,12 +315,7 @@ vocabularies of the problems have 2 to 4 entries, and the rest must not be empty
 
 
 def give_exact_kl(trainer: Any, batch: Batch) -> None:
-    """Make the next loss of a `KLTrainer` with an exact term use the KLs of a batch.
-
-    Args:
-        trainer: a `KLTrainer` whose policy returns the given log-probs.
-        batch: the audited batch; its rows are the completions of the next loss, in order.
-    """
+    """Make the next loss of a `KLTrainer` with an exact term use the KLs of a batch, whose rows are its completions."""
     trainer.scorer.forward = partial(_forward, trainer, batch)
 
 

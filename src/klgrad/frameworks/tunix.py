@@ -17,11 +17,10 @@ from ..errors import RunFileError
 from .formulae import OVER_COMPLETIONS, OVER_TOKENS, SUM as SUMMED, AsLoss, InReward, number_or_none, part_of
 from .framework import Default, Framework
 from .harness import instead, load, of_arrays, subject
-from .run_settings import Change, KLPart, Reader, Run, Why, one_of, with_defaults
+from .run_settings import Change, KLPart, Reader, Run, RunDraft, Why
 
 if TYPE_CHECKING:
     from ..audit import Subject
-    from ..targets import Verdict
 
 PER_COMPLETION, PER_TOKEN, SUM = "sequence-mean-token-mean", "token-mean", "seq-mean-token-sum"
 
@@ -169,66 +168,52 @@ def read_config(given: dict[str, Any], _: str | None = None) -> Run:
         received = " and ".join(named) or "none of them"
         raise RunFileError(f"one of {', '.join(SECTIONS)}", received, "give the file of one algorithm")
     (section,) = named
-    defaults = {f"{section}{name}": value for name, value in SECTIONS[section].items()}
-    settings, shown = with_defaults(given, defaults)
+    draft = RunDraft("tunix", given, {f"{section}{x}": value for x, value in SECTIONS[section].items()}, section)
+    draft.notes += [BETA] * (f"{section}beta" not in given)
     clamp = number_or_none(given, f"{section}kl_clamp_value", None)
-    values = {name.removeprefix(section): value for name, value in settings.items()}
-    reasons = stale(values)
-    if section == "ppo_config.":
-        part, changes = _ppo_part(section, values, clamp)
-        target: Verdict = "reverse-kl-sequence"
-    else:
-        part, changes = grpo_part("tunix", section, values, clamp)
-        target = "reverse-kl-token"
-    notes = (BETA,) if f"{section}beta" not in given else ()
-    parts = (part,) if values["beta"] else ()
-    return Run("tunix", section.removesuffix("."), settings, shown, parts, reasons, target, tuple(changes), notes)
+    is_ppo = section == "ppo_config."
+    draft.parts.append((_ppo_part if is_ppo else grpo_part)(draft, section, clamp))
+    return draft.run(section.removesuffix("."), stale(draft), "reverse-kl-sequence" if is_ppo else "reverse-kl-token")
 
 
-def grpo_part(framework: str, section: str, values: dict[str, Any], clamp: float | None) -> tuple[KLPart, list[Change]]:
-    """The KL of its GRPO, and what to change.
-
-    Args:
-        framework: `tunix` or `maxtext`.
-        section: before the names of the settings.
-        values: those of `GRPO`.
-        clamp: the bound on the value, None without.
-    """
-    mode = one_of(f"{section}kl_loss_mode", values["kl_loss_mode"], tuple(KINDS))
-    unit = one_of(f"{section}loss_agg_mode", values["loss_agg_mode"], tuple(REDUCTIONS))
-    changes = [Change(f"{section}beta", 0.04, 0.0, "at 0 there is no KL")] * (not values["beta"])
+def grpo_part(draft: RunDraft, section: str, clamp: float | None) -> KLPart:
+    """The KL of its GRPO, and what to change; `clamp` is the bound on the value, None without."""
+    mode, unit = draft.one_of("kl_loss_mode", KINDS), draft.one_of("loss_agg_mode", REDUCTIONS)
+    draft.switch_on("beta", 0.04, "at 0 there is no KL")
     if mode != "mse_kl":
-        why = Why.AS_LOSS["k1"] if mode == "kl" else Why.K3
-        changes.append(Change(f"{section}kl_loss_mode", "mse_kl", mode, why))
+        draft.change("kl_loss_mode", "mse_kl", Why.AS_LOSS["k1"] if mode == "kl" else Why.K3)
     if clamp is not None:
         why = f"beyond a value of {clamp:g} there is no gradient"
-        changes.append(Change(f"{section}kl_clamp_value", None, clamp, why))
+        draft.changes.append(Change(f"{section}kl_clamp_value", None, clamp, why))
     if REDUCTIONS[unit] == OVER_COMPLETIONS:
-        changes.append(Change(f"{section}loss_agg_mode", "token-mean", unit, Why.LENGTH))
+        draft.change("loss_agg_mode", "token-mean", Why.LENGTH)
     name = f"grpo kl_loss_mode={mode} loss_agg_mode={unit}{'' if clamp is None else f' kl_clamp_value={clamp:g}'}"
-    return part_of(framework, name, AsLoss(KINDS[mode], clamp=clamp), REDUCTIONS[unit], values["beta"]), changes
+    return part_of("tunix", name, AsLoss(KINDS[mode], clamp=clamp), REDUCTIONS[unit], draft["beta"])
 
 
-def _ppo_part(section: str, values: dict[str, Any], clamp: float | None) -> tuple[KLPart, list[Change]]:
-    mode = one_of(f"{section}kl_method", values["kl_method"], tuple(KINDS))
-    changes = [Change(f"{section}kl_method", "kl", mode, Why.ONLY_K1)] * (mode != "kl")
+def _ppo_part(draft: RunDraft, section: str, clamp: float | None) -> KLPart:
+    mode = draft.one_of("kl_method", KINDS)
+    if mode != "kl":
+        draft.change("kl_method", "kl", Why.ONLY_K1)
     for name in ("gamma", "gae_lambda"):
-        if values[name] != 1:
-            changes.append(Change(f"{section}{name}", 1.0, values[name], "the KL of later tokens is discounted"))
+        if draft[name] != 1:
+            draft.change(name, 1.0, "the KL of later tokens is discounted")
     if clamp is not None:
-        changes.append(Change(f"{section}kl_clamp_value", None, clamp, f"values beyond {clamp:g} are cut"))
-    form = InReward(KINDS[mode], discount=values["gamma"] * values["gae_lambda"], clamp=clamp)
+        draft.changes.append(Change(f"{section}kl_clamp_value", None, clamp, f"values beyond {clamp:g} are cut"))
+    form = InReward(KINDS[mode], discount=draft["gamma"] * draft["gae_lambda"], clamp=clamp)
     caveat = "Audited with a critic that is 0, and advantages that are not normalised."
-    name = f"ppo kl_method={mode} gamma={values['gamma']:g} gae_lambda={values['gae_lambda']:g}"
-    return part_of("tunix", name, form, OVER_TOKENS, values["beta"], caveat), changes
+    name = f"ppo kl_method={mode} gamma={draft['gamma']:g} gae_lambda={draft['gae_lambda']:g}"
+    return part_of("tunix", name, form, OVER_TOKENS, draft["beta"], caveat)
 
 
-def stale(values: dict[str, Any]) -> tuple[str, ...]:
-    """Why completions are not those of the policy that is updated, by the values of `GRPO` or `PPO`."""
-    found = [f"{x}={values[x]}: a batch is used for several updates" for x in ("num_iterations",) if values[x] > 1]
-    if values.get("off_policy_steps"):
-        found.append(f"off_policy_steps={values['off_policy_steps']}: completions of earlier policies are trained on")
-    return tuple(found)
+def stale(draft: RunDraft) -> list[str]:
+    """Why completions are not those of the policy that is updated."""
+    found = []
+    if draft["num_iterations"] > 1:
+        found.append(f"num_iterations={draft['num_iterations']}: a batch is used for several updates")
+    if lag := draft.settings.get(f"{draft.sections[-1]}off_policy_steps"):
+        found.append(f"off_policy_steps={lag}: completions of earlier policies are trained on")
+    return found
 
 
 FRAMEWORK = Framework(

@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import RunFileError
 from ..targets import Descends
+from .formulae import number_or_none
 from .framework import Default, Framework
 from .harness import instead, load, scores, subject, untrained
 from .recommendation import Home, SettingLines
-from .run_settings import ADAPTS, OTHER_PROGRAMS, Change, KLPart, Reader, Run, Why, as_type, one_of, with_defaults
+from .run_settings import ADAPTS, OTHER_PROGRAMS, Change, KLPart, Reader, Run, RunDraft, Why, as_type, one_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -73,12 +74,7 @@ def subjects() -> list[Subject]:
 
 
 def in_loss(kind: str, reduction: str) -> Subject:
-    """The KL in the loss, by verl's `ppo_loss`.
-
-    Args:
-        kind: `kl_loss_type`.
-        reduction: `loss_agg_mode`.
-    """
+    """The KL in the loss, by verl's `ppo_loss`: `kind` is its `kl_loss_type`, `reduction` its `loss_agg_mode`."""
     from verl.workers.utils.losses import ppo_loss
 
     def loss(batch: Batch) -> Tensor:
@@ -90,14 +86,7 @@ def in_loss(kind: str, reduction: str) -> Subject:
 
 
 def in_reward(kind: str, advantage: str, *, lam: float = 1.0, critic: Critic = untrained) -> Subject:
-    """The KL in the reward, by the functions of the trainer.
-
-    Args:
-        kind: `kl_penalty`.
-        advantage: one of `ADVANTAGES`.
-        lam: λ of GAE.
-        critic: the value function of GAE.
-    """
+    """The KL in the reward, by the functions of the trainer: `kind` is its `kl_penalty`; one of `ADVANTAGES`."""
     from verl.trainer.config import AlgoConfig
     from verl.trainer.ppo.core_algos import FixedKLController
     from verl.workers.utils.losses import ppo_loss
@@ -160,11 +149,8 @@ def micro_batch(
 ) -> tuple[dict[str, Tensor], Any]:
     """Model output and data as a worker passes them to a loss.
 
-    Args:
-        batch: the completions.
-        advantages: one per token.
-        tokens: the tokens of the whole batch, by which a mean over tokens divides; None for those of this one.
-        more: tensors that replace those of the batch.
+    `tokens` are those of the whole batch, by which a mean over tokens divides; None for those of this one. `more` are
+    tensors that replace those of the batch.
     """
     import torch
     from verl.utils import tensordict_utils
@@ -324,12 +310,7 @@ def declared_subjects() -> list[Subject]:
 
 
 def declared(node: dict[str, Any], reduction: str = SUM) -> Subject:
-    """A declaration in verl, with β = 1.
-
-    Args:
-        node: the settings under `klgrad`.
-        reduction: `loss_agg_mode`.
-    """
+    """A declaration in verl, by the settings under `klgrad`, with β = 1; `reduction` is verl's `loss_agg_mode`."""
     from ..verl.declaration import term_of
 
     declaration = term_of({"coef": 1.0, **node})
@@ -376,23 +357,20 @@ NUMBERS = {"influence_bound": 1.0, "target": 1.0}
 """Settings that are absent by default, with a value of their type."""
 
 
-def _read_declared(given: dict[str, Any], mode: str) -> tuple[KLPart, list[Change], Verdict]:
-    """The declared KL; what to change; and the divergence that it declares."""
+def _read_declared(draft: RunDraft, mode: str) -> Verdict:
+    """Add the declared KL, and what to change; the divergence that it declares."""
     from ..verl.declaration import VerlObjective, term_of
 
     types = {**asdict(VerlObjective()), **NUMBERS}
-    named = {name.removeprefix(PREFIX): value for name, value in given.items() if name.startswith(PREFIX)}
-    node = {
-        name: value if value is None else as_type(f"{PREFIX}{name}", value, types.get(name))
-        for name, value in named.items()
-    }
+    shown = {name: value for name, value in draft.given.items() if name.startswith(PREFIX)}
+    plain = {name.removeprefix(PREFIX): value for name, value in shown.items()}
+    node = {x: v if v is None else as_type(f"{PREFIX}{x}", v, types.get(x)) for x, v in plain.items()}
     found = term_of(node)
     reduction = SUM if found.reduction == "sequence" else mode
     settings = {name: value for name, value in node.items() if name not in ("coef", "target", "target_unit", "horizon")}
-    changes = []
     if found.term.weighting is None:
         why = "the rollout engine differs from the policy, and more so on later updates"
-        changes.append(Change(f"{PREFIX}ratio", "prefix", "none", why, optional=True))
+        draft.changes.append(Change(f"{PREFIX}ratio", "prefix", "none", why, optional=True))
     written = " ".join(f"{name}={value}" for name, value in {"placement": "loss", **settings}.items())
     name = f"verl klgrad {written} loss_agg_mode={reduction}"
     caveat = "Audited at the first update on a batch." if found.in_advantage else ""
@@ -400,8 +378,10 @@ def _read_declared(given: dict[str, Any], mode: str) -> tuple[KLPart, list[Chang
     if found.over_entries:
         caveat = "Not audited: it is over the teacher's top k, from logits that the audit does not have."
     build = None if found.over_entries else partial(declared, settings, reduction)
-    part = KLPart(place, name, float(found.coef), build, caveat)
-    return part, changes, found.term.descends.on_policy
+    draft.parts.append(KLPart(place, name, float(found.coef), build, caveat))
+    draft.settings |= shown
+    draft.named += tuple(shown)
+    return found.term.descends.on_policy
 
 
 # verl: `actor_rollout_ref.actor`, `algorithm` and `data`.
@@ -451,72 +431,61 @@ ENGINE = "verl samples with an inference engine, whose log-probs differ from tho
 
 def read_config(given: dict[str, Any], _: str | None = None) -> Run:
     """Read the settings of a verl trainer, with verl's defaults for those that are missing."""
-    settings, named = with_defaults(given, KNOWN)
-    mode = one_of(f"{ACTOR}loss_agg_mode", settings[f"{ACTOR}loss_agg_mode"], REDUCTIONS)
-    parts: list[KLPart] = []
-    changes: list[Change] = []
-    in_reward, in_loss = settings[f"{ALGORITHM}use_kl_in_reward"], settings[f"{ACTOR}use_kl_loss"]
-    declares = any(name.startswith(PREFIX) for name in given)
-    distils = settings[f"{DISTILLATION}enabled"]
+    draft = RunDraft("verl", given, KNOWN, ACTOR, ALGORITHM, TEACHER_LOSS)
+    mode = draft.one_of("loss_agg_mode", REDUCTIONS)
+    in_reward, in_loss = draft["use_kl_in_reward"], draft["use_kl_loss"]
+    declares, distils = any(name.startswith(PREFIX) for name in given), draft[f"{DISTILLATION}enabled"]
     if in_loss or not (in_reward or declares or distils):
-        found, wanted = _read_loss(settings, mode)
-        parts, changes = [found] * (in_loss and found.coefficient != 0), wanted
+        draft.parts += [_read_loss(draft, mode)] * in_loss
     if in_reward:
-        found, wanted = _read_reward(settings, mode)
-        parts, changes = [*parts, *[found] * (found.coefficient != 0)], [*changes, *wanted]
+        draft.parts.append(_read_reward(draft, mode))
     target: Verdict = "reverse-kl-sequence" if in_reward else "reverse-kl-token"
+    own = sum(part.coefficient != 0 for part in draft.parts) + distils
+    draft.notes += ["Both KLs are on: their gradients add up."] * (own > 1)
     if declares:
-        found, wanted, target = _read_declared(given, mode)
-        parts, changes = [*parts, found], [*changes, *wanted]
-        shown = {name: value for name, value in given.items() if name.startswith(PREFIX)}
-        settings, named = settings | shown, (*named, *shown)
-    unread = {}
+        target = _read_declared(draft, mode)
     if distils:
-        found, wanted, unread = _read_teacher(settings, given)
-        parts, changes = [*parts, found], [*changes, *wanted]
-    changes += _reduction(mode)
-    notes = ("Both KLs are on: their gradients add up.",) if len(parts) - declares > 1 else ()
-    if distils and settings[f"{TEACHER_LOSS}loss_mode"] == "forward_kl_topk":
-        notes = (*notes, TOPK_DESCENDS)
-    if in_reward and given.get(f"{ALGORITHM}kl_ctrl.type") == "adaptive":
-        notes = (*notes, ADAPTS)
-    if declares and (in_loss or in_reward):
-        notes = (*notes, "klgrad refuses to train beside a KL of verl's own: switch one of them off.")
-    stale = _stale(settings)
-    if not distils:  # shown where there is a teacher
-        settings = {x: value for x, value in settings.items() if not x.startswith(DISTILLATION) or x in given}
-    return Run("verl", "its actor", settings, named, tuple(parts), stale, target, tuple(changes), notes, unread=unread)
+        draft.parts.append(_read_teacher(draft))
+        draft.notes += [TOPK_DESCENDS] * (draft["loss_mode"] == "forward_kl_topk")
+    else:  # shown where there is a teacher
+        draft.settings = {x: v for x, v in draft.settings.items() if not x.startswith(DISTILLATION) or x in given}
+    if mode in ("seq-mean-token-mean", "token-mean"):
+        optional = mode == "token-mean"
+        draft.change("loss_agg_mode", SUM, Why.MEAN_OVER_TOKENS if optional else Why.LENGTH, optional=optional)
+    draft.notes += [ADAPTS] * bool(in_reward and given.get(f"{ALGORITHM}kl_ctrl.type") == "adaptive")
+    beside = "klgrad refuses to train beside a KL of verl's own: switch one of them off."
+    draft.notes += [beside] * bool(declares and (in_loss or in_reward))
+    return draft.run("its actor", _stale(draft), target)
 
 
-def _read_teacher(settings: dict[str, Any], given: dict[str, Any]) -> tuple[KLPart, list[Change], dict[str, str]]:
+def _read_teacher(draft: RunDraft) -> KLPart:
     """The KL to the teacher: as a loss, or as the advantage of each token (`use_policy_gradient`)."""
-    name = f"{TEACHER_LOSS}loss_mode"
-    told: str = settings[name]
-    kind = one_of(name, TEACHER_MODES.get(told, told), ("k1", "k2", "k3", "abs", "forward_kl_topk"))
-    in_advantage, coefficient = settings[f"{TEACHER_LOSS}use_policy_gradient"], 1.0
-    clamp = settings[f"{TEACHER_LOSS}loss_max_clamp"]
-    clamp = None if clamp in (None, "null", "None") else as_type(f"{TEACHER_LOSS}loss_max_clamp", clamp, 10.0)
-    unread: dict[str, str] = {}
-    if settings[f"{TEACHER_LOSS}use_task_rewards"]:
-        coefficient = settings[f"{TEACHER_LOSS}distillation_loss_coef"]
-    elif f"{TEACHER_LOSS}distillation_loss_coef" in given:
-        unread[f"{TEACHER_LOSS}distillation_loss_coef"] = "without use_task_rewards it is 1"
-    changes = []
+    told: str = draft["loss_mode"]
+    in_advantage = draft["use_policy_gradient"]
+    name, coefficient = f"{TEACHER_LOSS}distillation_loss_coef", 1.0
+    kind = one_of(
+        draft.name_of("loss_mode"), TEACHER_MODES.get(told, told), ("k1", "k2", "k3", "abs", "forward_kl_topk")
+    )
+    clamp = number_or_none(draft.given, f"{TEACHER_LOSS}loss_max_clamp", None)
+    if draft["use_task_rewards"]:
+        coefficient = draft[name]
+    elif name in draft.given:
+        draft.unread[name] = "without use_task_rewards it is 1"
     if kind == "k1" and not in_advantage:
         raise RunFileError("use_policy_gradient=True with k1", "k1 as a loss", "verl refuses it: it descends nothing")
     wanted = "k1" if in_advantage else "k2"
     if kind != wanted:
         why = Why.ONLY_K1 if in_advantage else Why.AS_LOSS.get(kind, TOPK if kind == "forward_kl_topk" else Why.K3)
-        changes.append(Change(name, wanted, told, why))
+        draft.change("loss_mode", wanted, why)
     if clamp is not None:
         why = "values beyond it are cut" if in_advantage else "beyond it there is no gradient"
-        changes.append(Change(f"{TEACHER_LOSS}loss_max_clamp", None, clamp, why))
+        draft.changes.append(Change(f"{TEACHER_LOSS}loss_max_clamp", None, clamp, why))
     clamped = "" if clamp is None else f" loss_max_clamp={clamp:g}"
     loss = f"verl distillation loss_mode={kind} use_policy_gradient={in_advantage}{clamped}"
     caveat = f"ref is the teacher here. Audited with loss_agg_mode={SUM}."
     place = "advantage" if in_advantage else "loss"
     build = None if kind == "forward_kl_topk" else partial(_distilled, kind, in_advantage, clamp)
-    return KLPart(place, loss, coefficient, build, caveat), changes, unread
+    return KLPart(place, loss, coefficient, build, caveat)
 
 
 TEACHER_MODES = {"kl": "k1", "mse": "k2", "low_var_kl": "k3"}
@@ -528,66 +497,47 @@ TOPK_DESCENDS = (
 TOPK = "the tail outside the teacher's top k is left out, and there is no gradient where the value is negative"
 
 
-def _read_loss(settings: dict[str, Any], mode: str) -> tuple[KLPart, list[Change]]:
-    name = f"{ACTOR}kl_loss_type"
-    kind = _estimator(settings, name)
-    changes = []
-    if not settings[f"{ACTOR}use_kl_loss"]:
-        changes.append(Change(f"{ACTOR}use_kl_loss", True, False, "without it verl has no KL"))
-    changes += _not_zero(settings, f"{ACTOR}kl_loss_coef")
+def _read_loss(draft: RunDraft, mode: str) -> KLPart:
+    kind = _estimator(draft, "kl_loss_type")
+    draft.switch_on("use_kl_loss", True, "without it verl has no KL")
+    draft.switch_on("kl_loss_coef", KNOWN[f"{ACTOR}kl_loss_coef"], "at 0 there is no KL")
     if kind not in REVERSE:
-        why = Why.AS_LOSS.get("k1" if kind == "kl" else kind, Why.CUT_K3)
-        changes.append(Change(name, "low_var_kl+", settings[name], why))
+        draft.change("kl_loss_type", "low_var_kl+", Why.AS_LOSS.get("k1" if kind == "kl" else kind, Why.CUT_K3))
     loss = f"verl use_kl_loss kl_loss_type={kind} loss_agg_mode={mode}"
-    return KLPart("loss", loss, settings[f"{ACTOR}kl_loss_coef"], partial(in_loss, kind, mode)), changes
+    return KLPart("loss", loss, draft["kl_loss_coef"], partial(in_loss, kind, mode))
 
 
-def _read_reward(settings: dict[str, Any], mode: str) -> tuple[KLPart, list[Change]]:
-    name = f"{ALGORITHM}kl_penalty"
-    kind = _estimator(settings, name)
-    estimator, by_std = settings[f"{ALGORITHM}adv_estimator"], settings[f"{ALGORITHM}norm_adv_by_std_in_grpo"]
-    changes = _not_zero(settings, f"{ALGORITHM}kl_ctrl.kl_coef")
-    if kind.rstrip("+") != "kl":
-        changes.append(Change(name, "kl", settings[name], Why.ONLY_K1))
+def _read_reward(draft: RunDraft, mode: str) -> KLPart:
+    kind = _estimator(draft, "kl_penalty").rstrip("+")
+    estimator, by_std = draft["adv_estimator"], draft["norm_adv_by_std_in_grpo"]
+    draft.switch_on("kl_ctrl.kl_coef", KNOWN[f"{ALGORITHM}kl_ctrl.kl_coef"], "at 0 there is no KL")
+    if kind != "kl":
+        draft.change("kl_penalty", "kl", Why.ONLY_K1)
     if estimator == "grpo" and by_std:
-        changes.append(Change(f"{ALGORITHM}norm_adv_by_std_in_grpo", False, True, Why.GROUP_STD))
+        draft.change("norm_adv_by_std_in_grpo", False, Why.GROUP_STD)
     elif estimator not in ("grpo", "rloo"):
-        why = Why.BATCH_STD if estimator in WHITENED else Why.NOT_AUDITED
-        changes.append(Change(f"{ALGORITHM}adv_estimator", "rloo", estimator, why))
+        draft.change("adv_estimator", "rloo", Why.BATCH_STD if estimator in WHITENED else Why.NOT_AUDITED)
     advantage = {"gae": "gae critic=0", "grpo": "grpo" if by_std else "grpo without std"}.get(estimator, estimator)
-    loss = f"verl use_kl_in_reward kl_penalty={kind.rstrip('+')} adv_estimator={advantage}"
+    loss = f"verl use_kl_in_reward kl_penalty={kind} adv_estimator={advantage}"
     caveat = "Audited with a critic that is 0." if estimator == "gae" else ""
     if mode not in (SUM, f"{SUM}-norm"):
         more = "is the same times the number of completions" if mode == "token-sum" else "divides by lengths as well"
         caveat = f"{caveat} Audited with loss_agg_mode={SUM}: {mode} {more}.".strip()
-    return KLPart("reward", loss, settings[f"{ALGORITHM}kl_ctrl.kl_coef"], caveat=caveat), changes
+    return KLPart("reward", loss, draft["kl_ctrl.kl_coef"], caveat=caveat)
 
 
-def _estimator(settings: dict[str, Any], name: str) -> str:
-    given: str = settings[name]
-    return one_of(name, SAME.get(given, given), ESTIMATORS)
+def _estimator(draft: RunDraft, name: str) -> str:
+    told: str = draft[name]
+    return one_of(draft.name_of(name), SAME.get(told, told), ESTIMATORS)
 
 
-def _not_zero(settings: dict[str, Any], name: str) -> list[Change]:
-    return [] if settings[name] else [Change(name, KNOWN[name], 0.0, "at 0 there is no KL")]
-
-
-def _reduction(mode: str) -> list[Change]:
-    name = f"{ACTOR}loss_agg_mode"
-    if mode == "seq-mean-token-mean":
-        return [Change(name, SUM, mode, "it divides by the length of each completion")]
-    if mode == "token-mean":
-        return [Change(name, SUM, mode, Why.MEAN_OVER_TOKENS, optional=True)]
-    return []
-
-
-def _stale(settings: dict[str, Any]) -> tuple[str, ...]:
-    batch, mini = settings["data.train_batch_size"], settings[f"{ACTOR}ppo_mini_batch_size"]
+def _stale(draft: RunDraft) -> tuple[str, ...]:
+    batch, mini, epochs = (draft[x] for x in ("data.train_batch_size", "ppo_mini_batch_size", "ppo_epochs"))
     found = []
     if batch > mini:
         found.append(f"train_batch_size={batch} above ppo_mini_batch_size={mini}: a batch is used for several updates")
-    if settings[f"{ACTOR}ppo_epochs"] > 1:
-        found.append(f"ppo_epochs={settings[f'{ACTOR}ppo_epochs']}: a batch is used for several updates")
+    if epochs > 1:
+        found.append(f"ppo_epochs={epochs}: a batch is used for several updates")
     return (*found, ENGINE)
 
 

@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import ModuleType
-from typing import Any, NamedTuple, ParamSpec, TypeVar
+from typing import NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -127,7 +127,7 @@ class StatisticsFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
+        ctx,
         hidden: Tensor,
         weight: Tensor,
         bias: Tensor | None,
@@ -147,29 +147,29 @@ class StatisticsFunction(torch.autograd.Function):
         ctx.mark_non_differentiable(ref_logp)
         others = log_prob(forward_states[0].others, logsumexp[:, None])
         reverse, forward = (total(s.statistics[i] for s in forward_states) for i in (3, 4))
-        wanted = [s.divergence[0] for s in forward_states if s.divergence is not None]
-        divergence = (total(wanted),) if wanted else ()
+        divergences = [s.divergence[0] for s in forward_states if s.divergence is not None]
+        divergence = (total(divergences),) if divergences else ()
         return logp, ref_logp, reverse, forward, entropy.clone(), others, *divergence
 
     @staticmethod
-    def backward(ctx: Any, *upstream: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(ctx, *upstream: Tensor | None) -> tuple[Tensor | None, ...]:
         check_first_order()
         hidden, weight, bias, *references = ctx.saved_tensors
         pairs, forward_states = _pairs((hidden, weight, bias), references, ctx.configs), ctx.forward_states
         # Kept logits are overwritten by their gradient; a second backward pass recomputes them.
         ctx.forward_states = [replace(s, kept=None) for s in forward_states]
         logp, _, reverse, forward, entropy, others, *divergence = upstream
-        statistics = [own.statistics for own in forward_states]
+        statistics = [s.statistics for s in forward_states]
         none = torch.zeros_like(statistics[0].logsumexp)
         cast = lambda x: none if x is None else x.to(none.dtype)
         elsewhere = None if others is None else others.sum(-1).to(none.dtype)
-        own = (state.Upstream(cast(logp), none, none, cast(entropy)), elsewhere)
+        of_policy = (state.Upstream(cast(logp), none, none, cast(entropy)), elsewhere)
         numbers: list[Tensor] = []
         for i, (w, s) in enumerate(zip(ctx.weights, statistics, strict=True)):
             # The policy's own outputs count once.
-            given, elsewhere = own if i == 0 else (state.Upstream(none, none, none, none), None)
-            given = given._replace(reverse_kl=w * cast(reverse), forward_kl=w * cast(forward))
-            numbers.append(state.gradient_numbers(s, given, elsewhere))
+            weights, elsewhere = of_policy if i == 0 else (state.Upstream(none, none, none, none), None)
+            weights = weights._replace(reverse_kl=w * cast(reverse), forward_kl=w * cast(forward))
+            numbers.append(state.gradient_numbers(s, weights, elsewhere))
             if divergence and divergence[0] is not None:
                 mean_slope = forward_states[i].divergence[1]
                 numbers[i] = state.with_divergence(numbers[i], w * cast(divergence[0]), mean_slope)
@@ -337,15 +337,15 @@ def token_statistics(
     weights = _weights(
         ref_weights, len(pairs), targets, lambda x: flat(x).to(torch.promote_types(policy[0].dtype, torch.float32))
     )
-    wanted = flat(targets).long().contiguous()
-    others = wanted.new_empty(len(wanted), 0) if entries is None else flat(entries).long().contiguous()
+    tokens = flat(targets).long().contiguous()
+    others = tokens.new_empty(len(tokens), 0) if entries is None else flat(entries).long().contiguous()
     shard = shard_of(len(policy[1]), group, hidden.device)
     transforms = [Transform() if h is None else h.transform for _, h in pairs]
     # Logits of the kernels for Hopper round differently, and they compute no divergence, and one reference.
     alone = divergence is None and len(pairs) == 1
     hopper = alone and used_for(policy, references[0], (head.transform, transforms[0]), others.shape[1])
     plan = make_plan(
-        max(len(wanted), 1),
+        max(len(tokens), 1),
         len(policy[1]),
         policy[0].dtype,
         paired=ref_hidden is not None,
@@ -353,10 +353,10 @@ def token_statistics(
         budget=budget,
         hopper=hopper,
     )
-    own = lambda x: x if shard.start == 0 else x - shard.start
+    local = lambda x: x if shard.start == 0 else x - shard.start
     config = PassConfig(
-        own(wanted),
-        own(others),
+        local(tokens),
+        local(others),
         _plan_for(divergence, hidden.device, plan, len(pairs)),
         head.transform,
         transforms[0],
@@ -371,7 +371,7 @@ def token_statistics(
         outputs = StatisticsFunction.apply(*policy, configs, weights, *flattened)
     logp, ref_logp, reverse, forward, entropy, entries_logp, *wanted_divergence = outputs
     if validate:
-        check_outcome(torch.cat([wanted[:, None], others], 1), shard.vocabulary, outputs, policy, references)
+        check_outcome(torch.cat([tokens[:, None], others], 1), shard.vocabulary, outputs, policy, references)
     back = lambda x: all_rows(x, index, live.shape)
     paired = ref_hidden is not None
     return TokenStatistics(
@@ -399,10 +399,10 @@ def _references(
 
 
 def _weights(
-    given: Sequence[float | Tensor] | None, count: int, targets: Tensor, flat: Callable[[Tensor], Tensor]
+    ref_weights: Sequence[float | Tensor] | None, count: int, targets: Tensor, flat: Callable[[Tensor], Tensor]
 ) -> list[float | Tensor]:
     """The weight of each reference: a number, or (N,) of the live tokens."""
-    weights = [1 / count] * count if given is None else list(given)
+    weights = [1 / count] * count if ref_weights is None else list(ref_weights)
     if len(weights) != count:
         raise KernelInputError(
             f"{count} `ref_weights`, one for each reference", f"{len(weights)}", "leave them out for equal ones"
@@ -517,14 +517,14 @@ def from_logits(
     check_shapes(logits, targets, ref_logits, mask, None)
     check_one_vocabulary(logits.shape[-1], logits.shape[-1] if ref_logits is None else ref_logits.shape[-1])
     index = None if mask is None else (mask != 0).flatten().nonzero()[:, 0]
-    wanted = live_rows(targets, index, targets.ndim).long().contiguous()
+    tokens = live_rows(targets, index, targets.ndim).long().contiguous()
     flat = lambda x: live_rows(x, None, targets.ndim)  # all rows: the live ones alone would be a copy
     z, z_ref = flat(logits), None if ref_logits is None else flat(ref_logits.detach())
     if validate:
-        check_targets(wanted[:, None], logits.shape[-1])
+        check_targets(tokens[:, None], logits.shape[-1])
     with torch.autocast(z.device.type, enabled=False):
         transform = Transform(1, None, temperature)
-        logp, entropy, ref_logp, reverse, forward = _FromLogits.apply(z, z_ref, wanted, index, transform)
+        logp, entropy, ref_logp, reverse, forward = _FromLogits.apply(z, z_ref, tokens, index, transform)
     if validate:
         check_log_probs(logp, ref_logp, reverse, z, z_ref, index)
     back = lambda x: all_rows(x, index, targets.shape)
@@ -535,7 +535,7 @@ def from_logits(
 class _FromLogits(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, z: Tensor, z_ref: Tensor | None, targets: Tensor, places: Tensor | None, transform: Transform
+        ctx, z: Tensor, z_ref: Tensor | None, targets: Tensor, places: Tensor | None, transform: Transform
     ) -> tuple[Tensor, ...]:
         tile, backend = _tile(z, z_ref, targets, places, transform), backend_for(z)
         dtype = torch.promote_types(z.dtype, torch.float32)
@@ -554,13 +554,13 @@ class _FromLogits(torch.autograd.Function):
         return state.log_prob(picked[0], statistics.logsumexp), statistics.entropy.clone(), ref_logp, *copies
 
     @staticmethod
-    def backward(ctx: Any, *upstream: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(ctx, *upstream: Tensor | None) -> tuple[Tensor | None, ...]:
         check_first_order()
         z, z_ref, targets, places = ctx.saved_tensors
         logp, entropy, _, reverse, forward = upstream
         none = torch.zeros_like(ctx.statistics.logsumexp)
-        given = [none if x is None else x.to(none.dtype) for x in (logp, reverse, forward, entropy)]
-        rows = state.gradient_numbers(ctx.statistics, state.Upstream(*given))
+        weights = (none if x is None else x.to(none.dtype) for x in (logp, reverse, forward, entropy))
+        rows = state.gradient_numbers(ctx.statistics, state.Upstream(*weights))
         new = torch.empty_like if places is None else torch.zeros_like  # masked rows are not written
         out = new(z, memory_format=torch.contiguous_format)
         tile = _tile(z, z_ref, targets, places, ctx.transform)
@@ -570,8 +570,9 @@ class _FromLogits(torch.autograd.Function):
 
 def _tile(z: Tensor, z_ref: Tensor | None, targets: Tensor, places: Tensor | None, transform: Transform) -> Tile:
     rows = lambda x: x if x is None or x.stride(-1) == 1 else x.contiguous()
-    given = (rows(z), rows(z_ref), None, None, transform, transform)
-    return Tile(0, z.shape[1], targets, *given, projected=False, places=places)
+    return Tile(
+        0, z.shape[1], targets, rows(z), rows(z_ref), None, None, transform, transform, projected=False, places=places
+    )
 
 
 # The specification in plain torch, over full logits. All other implementations are tested and timed against it.

@@ -57,11 +57,11 @@ def numbers_of(model: Model) -> Numbers:
     if kind in NOT_APPLIED:
         return Numbers(1.0, None, None)
     text = config.get_text_config()
-    given = lambda names: [value for name in names if (value := getattr(text, name, None))]
-    divisor, caps = math.prod(given(DIVIDED_BY)), given(SOFT_CAPS)
+    numbers = lambda names: [value for name in names if (value := getattr(text, name, None))]
+    divisor, caps = math.prod(numbers(DIVIDED_BY)), numbers(SOFT_CAPS)
     if text.model_type in MULTIPLIED_BY_ITS_DIVISOR:
         divisor = 1 / divisor
-    scale = math.prod(given(MULTIPLIED_BY)) / divisor
+    scale = math.prod(numbers(MULTIPLIED_BY)) / divisor
     if text is not config and kind not in APPLIED_FROM_TEXT_CONFIG and (scale != 1 or caps):
         raise _refusal(model, f"`{kind}` around `{text.model_type}`, whose scale or cap of the logits it may not apply")
     return Numbers(float(scale), caps[0] if caps else None, getattr(text, "unpadded_vocab_size", None))
@@ -248,18 +248,18 @@ def check_head(head: Head, hidden: Tensor, logits: Tensor) -> None:
         ...     print(error.received)
         a root mean square difference of 1.1
     """
-    own = logits[..., : head.vocabulary].to(torch.promote_types(logits.dtype, torch.float32))
-    wide = lambda x: x.to(own.dtype)
+    expected = logits[..., : head.vocabulary].to(torch.promote_types(logits.dtype, torch.float32))
+    wide = lambda x: x.to(expected.dtype)
     raw = wide(hidden) @ wide(head.weight).T
     made = replace(head, temperature=1.0).transform.apply(raw if head.bias is None else raw + wide(head.bias))
-    if made.shape != own.shape:
+    if made.shape != expected.shape:
         raise KernelInputError(
             f"logits of shape {tuple(made.shape)}",
-            f"shape {tuple(own.shape)}",
+            f"shape {tuple(expected.shape)}",
             "pass the logits of the same hidden states",
         )
-    size = float(own.square().mean().sqrt())
-    off = float((made.log_softmax(-1) - own.log_softmax(-1)).square().mean().sqrt())
+    size = float(expected.square().mean().sqrt())
+    off = float((made.log_softmax(-1) - expected.log_softmax(-1)).square().mean().sqrt())
     if not off <= max(torch.finfo(logits.dtype).eps, LEAST_DIFFERENCE) * max(size, 1e-3):
         raise KernelInputError(
             f"a head with the log-probs of the model's own logits (of size {size:.3g})",
@@ -310,13 +310,13 @@ def check_heads(head: Head, hidden: Tensor, ref_head: Head | None, ref_hidden: T
         check_one_vocabulary(head.vocabulary, ref_head.vocabulary)
 
 
-def check_one_vocabulary(own: int, other: int) -> None:
-    if own != other:
+def check_one_vocabulary(entries: int, ref_entries: int) -> None:
+    if entries != ref_entries:
         raise KernelInputError(
             "policy and reference over the same vocabulary",
-            f"{own} and {other} entries",
-            f"one may be padded: if the tokenizer is the same, cut both to its length (at most {min(own, other)}): "
-            "Head(weight[:n], bias[:n]), or logits[..., :n]",
+            f"{entries} and {ref_entries} entries",
+            "one may be padded: if the tokenizer is the same, cut both to its length "
+            f"(at most {min(entries, ref_entries)}): Head(weight[:n], bias[:n]), or logits[..., :n]",
         )
 
 

@@ -49,12 +49,12 @@ def scan(pairs: list[Operands]) -> list[ForwardState]:
         else _states_of(pairs, picked, others, kept)
     )
     total = config.shard.total
-    statistics = [state.finish(config.shard.merge(state.merge(own))) for own in states]
+    statistics = [state.finish(config.shard.merge(state.merge(parts))) for parts in states]
     divergences = [None] * len(pairs) if config.divergence is None else map(total, _divergences_of(pairs, statistics))
     others = total(others)
     return [
-        ForwardState(own, total(logits), others, sums, kept, divergence)
-        for own, logits, sums, divergence in zip(statistics, picked, states, divergences, strict=True)
+        ForwardState(whole, total(logits), others, sums, kept, divergence)
+        for whole, logits, sums, divergence in zip(statistics, picked, states, divergences, strict=True)
     ]
 
 
@@ -64,8 +64,8 @@ def _states_of(pairs: list[Operands], picked: list[Tensor], others: Tensor, kept
     fields = state.FIELDS if operands.paired else state.POLICY_FIELDS
     states = [operands.new(fields, _slices(operands), len(operands.hidden)) for _ in pairs]
     for i, tile, rows, columns, first in _tiles(pairs):
-        own = kept.cut(rows, columns) if kept else None
-        config.backend.statistics(tile, states[i][:, :, rows], first, picked[i][:, rows], own)
+        part = kept.cut(rows, columns) if kept else None
+        config.backend.statistics(tile, states[i][:, :, rows], first, picked[i][:, rows], part)
         if i == 0 and others.shape[1]:
             _pick(tile, config.others[rows], others[rows])
     return states
@@ -75,10 +75,10 @@ def _divergences_of(pairs: list[Operands], statistics: list[Statistics]) -> list
     """Compute (2, N) the divergence and the mean of its slope, for each pair; the logits are computed again."""
     operands = pairs[0]
     sums = [operands.new(2, _slices(operands), len(operands.hidden)) for _ in pairs]
-    numbers = [torch.stack([own.logsumexp, own.lse_difference]) for own in statistics]
+    numbers = [torch.stack([whole.logsumexp, whole.lse_difference]) for whole in statistics]
     for i, tile, rows, _, first in _tiles(pairs):
         operands.config.backend.divergence(tile, numbers[i][:, rows], sums[i][:, :, rows], first)
-    return [own.sum(1) for own in sums]
+    return [parts.sum(1) for parts in sums]
 
 
 def _slices(operands: Operands) -> int:
@@ -153,10 +153,10 @@ def over_kept(operands: Operands, forward_state: ForwardState, numbers: Tensor, 
     strips = plan.strips(0, tokens) if dense else [slice(0, tokens)]
     for columns in tiles:
         for rows in strips:
-            own = forward_state.kept.cut(rows, columns)
-            assert own is not None  # a tile is kept completely or not at all
-            tile, out = operands.tile(rows, columns), own.a_or_minus_b.view(operands.weight.dtype)
-            _to_logits(operands, tile, rows, forward_state, first, numbers, others, own, out)
+            part = forward_state.kept.cut(rows, columns)
+            assert part is not None  # a tile is kept completely or not at all
+            tile, out = operands.tile(rows, columns), part.a_or_minus_b.view(operands.weight.dtype)
+            _to_logits(operands, tile, rows, forward_state, first, numbers, others, part, out)
         first += operands.config.backend.slices(len(columns))
     return forward_state.kept.a_or_minus_b.view(operands.weight.dtype)
 
@@ -184,10 +184,10 @@ def gradients(
         torch.zeros_like(operands.bias, dtype=operands.dtype) if needed[2] and operands.bias is not None else None,
     )
     for rows in operands.chunks:
-        own = None if kept is None else kept[rows]
-        done = 0 if own is None else own.shape[1]
+        part = None if kept is None else kept[rows]
+        done = 0 if part is None else part.shape[1]
         recomputed = _recomputed(pairs, rows, done, forward_states, numbers, others)
-        _chunk(operands, rows, own, recomputed, total)
+        _chunk(operands, rows, part, recomputed, total)
     return Gradients(
         None if total.hidden is None else operands.config.shard.total(total.hidden),
         None if total.weight is None else total.weight.to(operands.weight.dtype),
@@ -238,11 +238,13 @@ def _recomputed(
             continue
         for strip in plan.strips(rows.start, rows.stop):
             local = out[strip.start - rows.start : strip.stop - rows.start]
-            given = zip(pairs, forward_states, numbers, [local, *further], strict=True)
-            for i, (pair, forward_state, own, to) in enumerate(given):
+            rooms = [local, *further]
+            for i, (pair, forward_state, weights, to) in enumerate(
+                zip(pairs, forward_states, numbers, rooms, strict=True)
+            ):
                 tile = pair.projected(strip, columns, buffers, policy=i == 0)
                 to = to[: len(local), : len(columns)]
-                _to_logits(pair, tile, strip, forward_state, 0, own, None if i else others, None, to)
+                _to_logits(pair, tile, strip, forward_state, 0, weights, None if i else others, None, to)
                 if i:
                     local += to
         yield columns, out

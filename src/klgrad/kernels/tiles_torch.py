@@ -65,8 +65,10 @@ def _slice_stats(tile: Tile, states: Tensor, first: int, kept: CachedLogits) -> 
     if kept.slice_stats is not None:
         top, ref_top, mean = kept.slice_stats.repeat_interleave(tiles.MARKED, 2)[:, :, : tile.width]
         return top, ref_top, mean
-    own = states[:, first, :, None]
-    return own[0], own[-1] if kept.delta is None else own[3], None if kept.delta is None else state.mean_difference(own)
+    sums = states[:, first, :, None]
+    if kept.delta is None:
+        return sums[0], sums[-1], None
+    return sums[0], sums[3], state.mean_difference(sums)
 
 
 def slices(width: int) -> int:

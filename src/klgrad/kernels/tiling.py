@@ -100,18 +100,18 @@ class CachedLogits:
             self.a_or_minus_b.copy_(a.clamp(min=-LARGEST_KEPT))
             return
         d = a - b
-        own = d >= 0
-        self.a_or_minus_b.copy_(torch.where(own, a, (-b).clamp(min=self.tiny)).clamp(-LARGEST_KEPT, LARGEST_KEPT))
-        self.delta.copy_(torch.where(own, d - mean, d).clamp(-LARGEST_KEPT, LARGEST_KEPT))
+        likelier = d >= 0
+        self.a_or_minus_b.copy_(torch.where(likelier, a, (-b).clamp(min=self.tiny)).clamp(-LARGEST_KEPT, LARGEST_KEPT))
+        self.delta.copy_(torch.where(likelier, d - mean, d).clamp(-LARGEST_KEPT, LARGEST_KEPT))
 
     def load(self, dtype: torch.dtype, mean: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Return a and d, in a wider dtype."""
         a_or_minus_b = self.a_or_minus_b.to(dtype)
         if self.delta is None or mean is None:
             return a_or_minus_b, None
-        own = a_or_minus_b <= 0
-        d = self.delta.to(dtype) + torch.where(own, mean, 0.0)
-        return torch.where(own, a_or_minus_b, d - a_or_minus_b), d
+        likelier = a_or_minus_b <= 0
+        d = self.delta.to(dtype) + torch.where(likelier, mean, 0.0)
+        return torch.where(likelier, a_or_minus_b, d - a_or_minus_b), d
 
     @property
     def tiny(self) -> float:
@@ -269,12 +269,12 @@ class Shard:
     group: dist.ProcessGroup | None = None
     start: int = 0
 
-    def merge(self, own: Tensor) -> Tensor:
+    def merge(self, part: Tensor) -> Tensor:
         """Merge the (FIELDS, N) state of this part with those of all parts."""
         if self.group is None:
-            return own
-        parts = [torch.empty_like(own) for _ in range(dist.get_world_size(self.group))]
-        dist.all_gather(parts, own.contiguous(), group=self.group)
+            return part
+        parts = [torch.empty_like(part) for _ in range(dist.get_world_size(self.group))]
+        dist.all_gather(parts, part.contiguous(), group=self.group)
         return state.merge(torch.stack(parts, 1))
 
     def total(self, x: Tensor) -> Tensor:

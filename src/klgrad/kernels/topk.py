@@ -13,8 +13,6 @@ from .head import Head, check_heads, check_shapes, check_targets
 from .state import BANNED, LOWEST, bregman_terms
 from .tiling import LEAN_BUDGET, matmul_t
 
-# `top_entries`: the most likely vocabulary entries at each token, without storing all logits at once.
-
 
 class TopEntries(NamedTuple):
     """The top k entries of a model at each token, and the log-probs of the sampled tokens.
@@ -67,11 +65,11 @@ def top_entries(
         >>> import torch
         >>> from klgrad.kernels import Head, top_entries
         >>> head = Head(torch.tensor([[0.0], [2.0], [1.0]]))  # V = 3, H = 1
-        >>> found = top_entries(torch.ones(2, 1), head, torch.tensor([0, 2]), k=2)
-        >>> found.ids
+        >>> best = top_entries(torch.ones(2, 1), head, torch.tensor([0, 2]), k=2)
+        >>> best.ids
         tensor([[1, 2],
                 [1, 2]])
-        >>> found.has_token
+        >>> best.has_token
         tensor([False,  True])
     """
     check_shapes(hidden, targets, None, mask, None)
@@ -81,9 +79,9 @@ def top_entries(
             f"k from 1 to {head.vocabulary - 1}", f"{k}", "for the full vocabulary use token_statistics without entries"
         )
     index = None if mask is None else (mask != 0).flatten().nonzero()[:, 0]
-    rows, wanted = live_rows(hidden, index, targets.ndim), live_rows(targets, index, targets.ndim).long()
+    rows, tokens = live_rows(hidden, index, targets.ndim), live_rows(targets, index, targets.ndim).long()
     if validate:
-        check_targets(wanted, head.vocabulary)
+        check_targets(tokens, head.vocabulary)
     x, weight, bias = head_tensors(rows, head)
     dtype = torch.promote_types(x.dtype, torch.float32)
     budget = LEAN_BUDGET if budget is None else budget
@@ -98,13 +96,13 @@ def top_entries(
         total = logits.logsumexp(-1, keepdim=True)
         best = logits.topk(k)
         ids[part], logp[part] = best.indices, best.values - total
-        token_logp[part] = (logits.gather(1, wanted[part, None]) - total)[:, 0]
+        token_logp[part] = (logits.gather(1, tokens[part, None]) - total)[:, 0]
     back = lambda x: all_rows(x, index, targets.shape)
     if index is None:
         all_ids = back(ids)
     else:  # masked rows get distinct, valid entries, so that a caller can gather at them
-        everywhere = torch.arange(k, device=ids.device).expand(targets.numel(), k)
-        all_ids = everywhere.index_copy(0, index, ids).reshape(*targets.shape, k)
+        first_entries = torch.arange(k, device=ids.device).expand(targets.numel(), k)
+        all_ids = first_entries.index_copy(0, index, ids).reshape(*targets.shape, k)
     return TopEntries(all_ids, back(logp), back(token_logp), (all_ids == targets[..., None]).any(-1))
 
 
@@ -214,8 +212,8 @@ def sampled_tail_kl(
         >>> p, q = torch.tensor([0.6, 0.3, 0.1]), torch.tensor([0.5, 0.2, 0.3])
         >>> token = torch.arange(3)  # each entry of the vocabulary as the sampled token; the first is the head
         >>> head = (p[:1].log().expand(3, 1), q[:1].log().expand(3, 1))
-        >>> found = sampled_tail_kl(*head, p[token].log(), q[token].log(), in_head=token < 1)
-        >>> torch.allclose((p * found).sum(), (p * (p / q).log()).sum())  # its mean is the full KL
+        >>> kl = sampled_tail_kl(*head, p[token].log(), q[token].log(), in_head=token < 1)
+        >>> torch.allclose((p * kl).sum(), (p * (p / q).log()).sum())  # its mean is the full KL
         True
     """
     a, b = _checked(logp, ref_logp)

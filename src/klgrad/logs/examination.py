@@ -1,8 +1,10 @@
 """One pass over a log: its sums, those of its parts, and the coefficients that a KL term gives to its tokens."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
@@ -11,24 +13,14 @@ from torch import Tensor
 
 from .. import zoo as cells
 from ..core.importance import ImportanceWeighting, Truncate
-from ..core.rollout import Rollout
+from ..core.rollout import Rollout, is_invalid, what_is_wrong
 from ..core.term import KLTerm, as_code
-from ..errors import KlgradError, LogError, MissingExtraError
+from ..errors import KlgradError, LogError, MissingExtraError, RolloutError
 from ..reports import KLSums, MismatchSums, Ratios
 from ..zoo import Cell
 from .log_report import CoefficientComparison, LogPart, LogReport
 from .mismatch import Evidence, Lags, cause_of
-from .reader import (
-    CHUNK_TOKENS,
-    Chunk,
-    Known,
-    Log,
-    PaddedBatch,
-    describe,
-    files_of,
-    open_log,
-    padded_batches,
-)
+from .reader import CHUNK_TOKENS, Chunk, Known, Log, describe, files_of, open_log
 
 # One pass over a log.
 
@@ -83,11 +75,11 @@ def examine(
     chosen = cell_of(cell or ASSUMED_CELL)
     paths = [path] if isinstance(path, Path) else list(path)
     files, known = files_of(paths), Known()
-    wanted = {**(columns or {}), **({} if by is None else {"by": by})}
+    roles = {**(columns or {}), **({} if by is None else {"by": by})}
     logs: list[Log] = []
     for file in files:
         with _name_file(file, len(files)):
-            logs.append(open_log(file, wanted))
+            logs.append(open_log(file, roles))
     _check_columns(files, logs)
     sums = _Sums(chosen, logs[0].columns)
     for i, (file, log) in enumerate(zip(files, logs, strict=True)):
@@ -95,8 +87,8 @@ def examine(
             for chunk in log.chunks(chunk_tokens, known):
                 sums.add(chunk)
                 progress(*((chunk.share, 1) if len(files) == 1 else (i, len(files))))
-    if not sums.kl.lengths.tokens:
-        rows = sums.kl.lengths.rows
+    if not sums.whole.kl.lengths.tokens:
+        rows = sums.whole.kl.lengths.rows
         raise LogError(
             "a log with at least one live token",
             f"{rows} row{'s' * (rows != 1)} without live tokens" if rows else f"{files[0]}, which has no rows",
@@ -150,10 +142,8 @@ class Padding:
 class _Sums:
     def __init__(self, cell: Cell, columns: dict[str, str]) -> None:
         self.cell, self.columns = cell, columns
-        self.kl, self.lags, self.padding = KLSums(), Lags(), Padding()
+        self.whole, self.lags, self.padding = RowSums("old_logp" in columns), Lags(), Padding()
         self.coefficients = CoefficientSums(cell, "behavior_logp" in columns or "old_logp" in columns)
-        # Without an old policy the trainer is π itself, and has the same ratios to the sampler.
-        self.mismatch = MismatchSums(ratios=None if "old_logp" in columns else self.kl.ratios)
         self.evidence = Evidence() if "behavior_logp" in columns else None
         self.by = PartSums(columns["by"], "old_logp" in columns) if "by" in columns else None
 
@@ -162,29 +152,28 @@ class _Sums:
             self.padding.add(chunk)
         for batch in padded_batches(chunk):
             rollout = batch.rollout
-            self.kl.add(rollout, batch.group)
+            self.whole.add(rollout, batch.trainer, batch.group)
             if self.by is not None:
                 self.by.add(batch)
             self.coefficients.add(rollout)
             self.lags.add(rollout.logp.detach(), rollout.ref_logp, rollout.mask)
             if self.evidence is not None and batch.trainer is not None:
-                self.mismatch.add(batch.trainer, batch.group)
                 self.evidence.add(batch.trainer, batch.group)
 
     def report(self, file: str, labels: list[object]) -> LogReport:
-        evidence, kl = self.evidence, self.kl.report()
+        evidence, kl, lengths = self.evidence, self.whole.kl.report(), self.whole.kl.lengths
         ratios = [kl.scalars.get(f"ratio/sequence/{name}") for name in ("mean", "effective_sample_size")]
         on_policy = all(x is not None and abs(float(x) - 1) < ON_POLICY for x in ratios)
         return LogReport(
             file=file,
             columns=self.columns,
-            rows=self.kl.lengths.rows,
-            tokens=self.kl.lengths.tokens,
+            rows=lengths.rows,
+            tokens=lengths.tokens,
             kl=kl,
             cell=self.cell,
             comparisons=self.coefficients.comparisons(on_policy=on_policy),
             dead_share=self.coefficients.dead_share,
-            mismatch=None if evidence is None else self.mismatch.report(),
+            mismatch=None if evidence is None else self.whole.mismatch.report(),
             cause=None if evidence is None else cause_of(evidence),
             reference=self.lags,
             padding=self.padding,
@@ -192,8 +181,99 @@ class _Sums:
         )
 
 
+class RowSums:
+    """The KLs and the mismatch of some rows, with quantiles of at most `kept` ratios."""
+
+    def __init__(self, has_old_policy: bool, kept: int | None = None) -> None:
+        self.kl = KLSums(Ratios(kept))
+        # Without an old policy the trainer is π itself, and has the same ratios to the sampler.
+        self.mismatch = MismatchSums(ratios=Ratios(kept) if has_old_policy else self.kl.ratios)
+        self._has_old_policy = has_old_policy
+
+    def add(self, rollout: Rollout, trainer: Rollout | None, group: Tensor | None) -> None:
+        self.kl.add(rollout, group)
+        if trainer is not None:
+            self.mismatch.add(trainer, group)
+            if self._has_old_policy:  # a `MismatchSums` that was given ratios leaves them to its caller
+                self.mismatch.ratios.add(trainer)
+
+
 ON_POLICY = 0.01
 """If the mean and the effective sample size of sequence ratios are this near to 1, the data count as on-policy."""
+
+
+# A chunk as padded batches, for the formulas of this package.
+
+BATCH_CELLS = 2**17
+"""Cells of a padded batch, including padding. It fits into the cache of a core, so memory is not the limit."""
+
+
+@dataclass(frozen=True)
+class PaddedBatch:
+    """Rows of similar length as one padded batch, with the prompt and the part of each if they are known.
+
+    `rollout` has π and ref, with the sampler of the file, or else its old policy, as μ. `trainer` has the trainer's
+    policy at the time of sampling, with μ both as reference and as sampler; it needs `behavior_logp`.
+    """
+
+    rollout: Rollout
+    trainer: Rollout | None
+    group: Tensor | None
+    by: Tensor | None
+
+
+def padded_batches(chunk: Chunk) -> Iterator[PaddedBatch]:
+    """Cut a chunk into padded batches. Rows are sorted by length, so that there is little padding."""
+    order = torch.argsort(chunk.lengths, stable=True)
+    starts = chunk.starts
+    for index in _cut(order, chunk.lengths):
+        try:
+            yield _pad(chunk, index, starts)
+        except RolloutError:
+            _raise_with_place(chunk)
+            raise
+
+
+def _cut(order: Tensor, lengths: Tensor) -> Iterator[Tensor]:
+    """Runs of rows whose padded size is within `BATCH_CELLS`, or single rows."""
+    width = lengths[order].clamp(min=1).tolist()
+    begin = 0
+    for i, longest in enumerate(width):
+        if i > begin and (i - begin + 1) * longest > BATCH_CELLS:
+            yield order[begin:i]
+            begin = i
+    yield order[begin:]
+
+
+def _pad(chunk: Chunk, index: Tensor, starts: Tensor) -> PaddedBatch:
+    lengths = chunk.lengths[index]
+    steps = torch.arange(max(1, int(lengths.max())))
+    mask = steps < lengths[:, None]
+    at = torch.where(mask, starts[index][:, None] + steps, 0)
+    # Without a live token in the chunk there is nothing to take from.
+    padded = {role: x[at] if len(x) else torch.zeros(at.shape, dtype=x.dtype) for role, x in chunk.columns.items()}
+    logp = padded["logp"].requires_grad_()  # the coefficients of a cell are gradients
+    behavior, old = padded.get("behavior_logp"), padded.get("old_logp")
+    sampler = old if behavior is None else behavior
+    rollout = Rollout(logp, padded["ref_logp"], mask, behavior_logp=sampler)
+    trainer = None
+    if behavior is not None:
+        trainer = Rollout((logp if old is None else old).detach(), behavior, mask, behavior_logp=behavior)
+    group, by = (chunk.per_row[role][index] if role in chunk.per_row else None for role in ("group", "by"))
+    return PaddedBatch(rollout, trainer, group, by)
+
+
+def _raise_with_place(chunk: Chunk) -> None:
+    """Raise an error for the first invalid value in the order of the file, with its row and column name there."""
+    places: list[tuple[int, str]] = []
+    for role, x in chunk.columns.items():
+        invalid = torch.nonzero(is_invalid(x))
+        places += [(int(invalid[0]), role)] if len(invalid) else []
+    if places:
+        at, role = min(places)
+        row = int(torch.searchsorted(chunk.lengths.cumsum(0), at, right=True))
+        place = chunk.place(row, at - int(chunk.starts[row]))
+        raise LogError(*what_is_wrong(float(chunk.columns[role][at]), chunk.names[role], place))
 
 
 # The coefficients of a cell on the tokens of the data, compared with those of the sound terms.
@@ -307,53 +387,37 @@ class PartSums:
 
     def __init__(self, name: str, has_old_policy: bool) -> None:
         self._name, self._has_old_policy = name, has_old_policy
-        self._sums: dict[int, _SumsOfPart] = {}
+        self._sums: dict[int, RowSums] = {}
+        self._groups: dict[int, dict[int, int]] = {}
 
     def add(self, batch: PaddedBatch) -> None:
         """Add a batch, row by row to the parts that its rows belong to."""
         assert batch.by is not None  # the column was chosen
-        for number in batch.by.unique().tolist():
-            if number not in self._sums:
-                if len(self._sums) >= MOST_LABELS:
-                    raise LogError(
-                        f"at most {MOST_LABELS:,} different values in `{self._name}`",
-                        "more",
-                        "choose a column with fewer values, such as the step",
-                    )
-                self._sums[number] = _SumsOfPart(self._has_old_policy)
-            self._sums[number].add(batch, torch.nonzero(batch.by == number)[:, 0])
+        for part in batch.by.unique().tolist():
+            if part not in self._sums and len(self._sums) >= MOST_LABELS:
+                raise LogError(
+                    f"at most {MOST_LABELS:,} different values in `{self._name}`",
+                    "more",
+                    "choose a column with fewer values, such as the step",
+                )
+            sums = self._sums.setdefault(part, RowSums(self._has_old_policy, KEPT))
+            index, group = torch.nonzero(batch.by == part)[:, 0], None
+            if batch.group is not None:  # numbered within the part: sums are stored for all numbers up to the largest
+                known = self._groups.setdefault(part, {})
+                group = torch.tensor([known.setdefault(x, len(known)) for x in batch.group[index].tolist()])
+            trainer = None if batch.trainer is None else _take_rows(batch.trainer, index)
+            sums.add(_take_rows(batch.rollout, index), trainer, group)
 
     def parts(self, labels: list[object]) -> list[LogPart]:
         """The parts that have a live token, by increasing value if all values are numbers."""
-        parts = [sums.part(labels[number]) for number, sums in self._sums.items() if sums.kl.lengths.tokens]
+        parts = []
+        for number, sums in self._sums.items():
+            lengths = sums.kl.lengths
+            if lengths.tokens:
+                mismatch = sums.mismatch.report() if sums.mismatch.lengths.rows else None
+                parts.append(LogPart(labels[number], lengths.rows, lengths.tokens, sums.kl.report(), mismatch))
         numeric = all(isinstance(part.label, int | float) for part in parts)
         return sorted(parts, key=lambda part: cast(float, part.label)) if numeric else parts
-
-
-class _SumsOfPart:
-    def __init__(self, has_old_policy: bool) -> None:
-        self.kl = KLSums(Ratios(KEPT))
-        self.mismatch = MismatchSums(ratios=Ratios(KEPT) if has_old_policy else self.kl.ratios)
-        self._has_old_policy = has_old_policy
-        self._groups: dict[int, int] = {}
-
-    def add(self, batch: PaddedBatch, index: Tensor) -> None:
-        group = None
-        if (
-            batch.group is not None
-        ):  # numbered from 0 within the part: sums are stored for all numbers up to the largest
-            numbers = (self._groups.setdefault(x, len(self._groups)) for x in batch.group[index].tolist())
-            group = torch.tensor(list(numbers))
-        self.kl.add(_take_rows(batch.rollout, index), group)
-        if batch.trainer is not None:
-            trainer = _take_rows(batch.trainer, index)
-            self.mismatch.add(trainer, group)
-            if self._has_old_policy:  # a `MismatchSums` that was given ratios leaves them to its caller
-                self.mismatch.ratios.add(trainer)
-
-    def part(self, label: object) -> LogPart:
-        mismatch = self.mismatch.report() if self.mismatch.lengths.rows else None
-        return LogPart(label, self.kl.lengths.rows, self.kl.lengths.tokens, self.kl.report(), mismatch)
 
 
 def _take_rows(rollout: Rollout, index: Tensor) -> Rollout:

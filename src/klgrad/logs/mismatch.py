@@ -70,7 +70,7 @@ class FirstTokenRepeats:
     sampler.
     """
 
-    repeats: int
+    pairs: int
     noise: float
     off: float
 
@@ -97,17 +97,17 @@ class Evidence:
         self._mass: RatioSums | None = None
         self._sample, self._first = StreamSample(SAMPLE), StreamSample(FIRST_TOKENS)
 
-    def add(self, seen: Rollout, group: Tensor | None) -> None:
+    def add(self, rollout: Rollout, group: Tensor | None) -> None:
         """Add a batch, with the trainer as π and the sampler as μ."""
-        live = seen.mask
-        total = torch.where(live, token_ratio(seen), 0).sum(-1, dtype=torch.float64)
-        mass = RatioSums.of(total[None], seen.lengths)
+        live = rollout.mask
+        total = torch.where(live, token_ratio(rollout), 0).sum(-1, dtype=torch.float64)
+        mass = RatioSums.of(total[None], rollout.lengths)
         self._mass = mass if self._mass is None else self._mass + mass
-        self.lags.add(seen.sampler_logp, seen.logp, live)
-        self._sample.add(torch.stack([seen.logp[live], seen.sampler_logp[live]]))
+        self.lags.add(rollout.sampler_logp, rollout.logp, live)
+        self._sample.add(torch.stack([rollout.logp[live], rollout.sampler_logp[live]]))
         if group is not None:
             self.grouped = True
-            columns = (group, seen.logp[:, 0], seen.sampler_logp[:, 0])
+            columns = (group, rollout.logp[:, 0], rollout.sampler_logp[:, 0])
             self._first.add(torch.stack([x[live[:, 0]].double() for x in columns]))
 
     def tokens(self) -> tuple[Tensor, Tensor]:
@@ -121,7 +121,7 @@ class Evidence:
         (ratio,) = self._mass.estimates()
         return float(ratio.mean), float(ratio.standard_error)
 
-    def prompts(self) -> FirstTokenRepeats | None:
+    def repeats(self) -> FirstTokenRepeats | None:
         """Repeats of first tokens; None without groups, or with too few repeats."""
         if not self.grouped:
             return None
@@ -293,7 +293,7 @@ class MismatchCase:
         self.x, self.y = evidence.tokens()
         self.d = self.y - self.x
         self.rms = float(self.d.square().mean().sqrt())
-        self.prompts: FirstTokenRepeats | None = evidence.prompts()
+        self.repeats: FirstTokenRepeats | None = evidence.repeats()
         self.line: FirstTokenLine | None = evidence.line()
 
     @cached_property
@@ -309,7 +309,7 @@ class MismatchCase:
     @property
     def noise(self) -> float | None:
         """Share of the difference, as a root mean square, that varies between repeats; None if not known."""
-        return None if self.prompts is None else self.prompts.noise / max(self.prompts.off, 1e-12)
+        return None if self.repeats is None else self.repeats.noise / max(self.repeats.off, 1e-12)
 
     def missing_data(self, what: str) -> str:
         """Describe the data that would be needed to decide `what`."""
@@ -576,16 +576,16 @@ def _find_rounding(case: MismatchCase, *, everything: bool = True) -> Cause | No
 
 def _find_randomness(case: MismatchCase) -> Cause | None:
     """Compare repeats of the same first token after the same prompt."""
-    repeats = case.prompts
+    repeats = case.repeats
     if repeats is None or case.noise is None or repeats.off <= AGREE:
         return None
     statistics = {
-        "repeats": float(repeats.repeats),
+        "repeats": float(repeats.pairs),
         "rms_of_repeats": repeats.noise,
         "rms_at_repeats": repeats.off,
         "rms": case.rms,
     }
-    again = f"{repeats.repeats} times, the same first token after the same prompt got"
+    again = f"{repeats.pairs} times, the same first token after the same prompt got"
     if case.noise > 0.5:
         alone = case.noise > 0.85
         return Cause(
@@ -615,7 +615,7 @@ def _find_randomness(case: MismatchCase) -> Cause | None:
 def _describe_rest(case: MismatchCase) -> Cause:
     noise = case.rms < HALF
     size = "as half-precision kernels can cause" if noise else "more than half-precision kernels cause"
-    hint = "" if case.prompts is not None else " " + case.missing_data("whether it is noise (dropout) or systematic")
+    hint = "" if case.repeats is not None else " " + case.missing_data("whether it is noise (dropout) or systematic")
     temperatures = case.temperatures
     if not noise and temperatures.holds and temperatures.one_sided:
         hint = (

@@ -1,4 +1,4 @@
-"""Logs in Parquet, JSON lines and NumPy archives: their columns by role, and their rows as padded batches.
+"""Logs in Parquet, JSON lines and NumPy archives: their columns by role, and their rows in chunks.
 
 Reading these formats cannot run code.
 """
@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from ..core.rollout import ROUNDING_STEPS, Rollout, is_invalid, what_is_wrong
-from ..errors import KlgradError, LogError, MissingExtraError, RolloutError
+from ..core.rollout import ROUNDING_STEPS
+from ..errors import KlgradError, LogError, MissingExtraError
 from ..support import ROLES, Json, role_of
 
 if TYPE_CHECKING:
@@ -131,10 +131,7 @@ def _key(x: object, *, whole: bool) -> object:
     return x
 
 
-# A bounded number of rows of a log: ragged, and as padded batches for the formulas of this package.
-
-BATCH_CELLS = 2**17
-"""Cells of a padded batch, including padding. It fits into the cache of a core, so memory is not the limit."""
+# A bounded number of rows of a log.
 
 
 @dataclass(frozen=True)
@@ -227,74 +224,6 @@ def _to_bool(mask: Ragged, rows: Tensor, unit: str, name: str) -> Tensor:
     return live
 
 
-@dataclass(frozen=True)
-class PaddedBatch:
-    """Rows of similar length as one padded batch, with the prompt and the part of each if they are known.
-
-    `rollout` has π and ref, with the sampler of the file, or else its old policy, as μ. `trainer` has the trainer's
-    policy at the time of sampling, with μ both as reference and as sampler; it needs `behavior_logp`.
-    """
-
-    rollout: Rollout
-    trainer: Rollout | None
-    group: Tensor | None
-    by: Tensor | None
-
-
-def padded_batches(chunk: Chunk) -> Iterator[PaddedBatch]:
-    """Cut a chunk into padded batches. Rows are sorted by length, so that there is little padding."""
-    order = torch.argsort(chunk.lengths, stable=True)
-    starts = chunk.starts
-    for index in _cut(order, chunk.lengths):
-        try:
-            yield _pad(chunk, index, starts)
-        except RolloutError:
-            _raise_with_place(chunk)
-            raise
-
-
-def _cut(order: Tensor, lengths: Tensor) -> Iterator[Tensor]:
-    """Runs of rows whose padded size is within `BATCH_CELLS`, or single rows."""
-    width = lengths[order].clamp(min=1).tolist()
-    begin = 0
-    for i, longest in enumerate(width):
-        if i > begin and (i - begin + 1) * longest > BATCH_CELLS:
-            yield order[begin:i]
-            begin = i
-    yield order[begin:]
-
-
-def _pad(chunk: Chunk, index: Tensor, starts: Tensor) -> PaddedBatch:
-    lengths = chunk.lengths[index]
-    steps = torch.arange(max(1, int(lengths.max())))
-    mask = steps < lengths[:, None]
-    at = torch.where(mask, starts[index][:, None] + steps, 0)
-    # Without a live token in the chunk there is nothing to take from.
-    padded = {role: x[at] if len(x) else torch.zeros(at.shape, dtype=x.dtype) for role, x in chunk.columns.items()}
-    logp = padded["logp"].requires_grad_()  # the coefficients of a cell are gradients
-    behavior, old = padded.get("behavior_logp"), padded.get("old_logp")
-    sampler = old if behavior is None else behavior
-    rollout = Rollout(logp, padded["ref_logp"], mask, behavior_logp=sampler)
-    trainer = None
-    if behavior is not None:
-        trainer = Rollout((logp if old is None else old).detach(), behavior, mask, behavior_logp=behavior)
-    group, by = (chunk.per_row[role][index] if role in chunk.per_row else None for role in ("group", "by"))
-    return PaddedBatch(rollout, trainer, group, by)
-
-
-def _raise_with_place(chunk: Chunk) -> None:
-    """Raise an error for the first invalid value in the order of the file, with its row and column name there."""
-    places: list[tuple[int, str]] = []
-    for role, x in chunk.columns.items():
-        invalid = torch.nonzero(is_invalid(x))
-        places += [(int(invalid[0]), role)] if len(invalid) else []
-    if places:
-        at, role = min(places)
-        row = int(torch.searchsorted(chunk.lengths.cumsum(0), at, right=True))
-        place = chunk.place(row, at - int(chunk.starts[row]))
-        raise LogError(*what_is_wrong(float(chunk.columns[role][at]), chunk.names[role], place))
-
-
 # A log as a stream of chunks.
 
 CHUNK_TOKENS = 2**20
@@ -375,8 +304,6 @@ def open_log(path: Path, chosen: dict[str, str]) -> Log:
         if suffix in CODE:
             remedy = f"a pickle can run code, so it is not read: {remedy}"
         raise LogError(f"a file that ends in {', '.join(READERS)}", str(path), remedy)
-    if not path.is_file():
-        raise LogError("a regular file", str(path), "save the log in one")
     if path.stat().st_size == 0:
         raise LogError("a log with rows in it", f"{path}, which is empty (0 bytes)", "write the log again")
     return READERS[suffix](path, chosen)
@@ -604,10 +531,10 @@ def _check_arrays(arrays: dict[str, np.ndarray], names: dict[str, str]) -> None:
                 f"shape {array.shape}",
                 "pad the completions to one length and save a mask",
             )
-        if role in KINDS and (array.dtype.kind not in KINDS[role] or array.dtype.itemsize > 8):
+        if role in KINDS and array.dtype.kind not in KINDS[role]:
             wanted = "a number or boolean" if role == "mask" else "a floating-point"
             raise LogError(
-                f"`{names[role]}` with {wanted} dtype of up to 64 bits",
+                f"`{names[role]}` with {wanted} dtype",
                 str(array.dtype),
                 "save a mask as booleans" if role == "mask" else "save log-probs, not token ids, as float32",
             )

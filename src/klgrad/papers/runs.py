@@ -3,11 +3,13 @@
 import csv
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from operator import itemgetter
 from pathlib import Path
 from statistics import fmean, stdev
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -31,6 +33,8 @@ CHECKOUT = Path(__file__).parents[3]
 """The root of the repository, for a package that is not installed from a wheel."""
 COMMITTED = Path(__file__).parent / "recorded"
 
+arm_of, seed_of = itemgetter("arm"), itemgetter("seed")
+"""Of a row."""
 ENOUGH_SEEDS = 3
 ENOUGH_ERRORS = 2.0
 """A difference between training runs counts beyond this many standard errors, from `ENOUGH_SEEDS` seeds on."""
@@ -71,7 +75,7 @@ def at_start(rows: Iterable[Row], column: str) -> Found:
     All runs of a seed begin as one model on the same questions, so each seed has one value, that of its first run. Each
     seed has questions of its own.
     """
-    by_seed = grouped(at_update(rows, 0), lambda row: row["seed"])
+    by_seed = grouped(at_update(rows, 0), seed_of)
     return over_seeds([runs[0] for runs in by_seed.values()], column)
 
 
@@ -120,6 +124,25 @@ def paired_if_run(ones: Iterable[Row], others: Iterable[Row], column: str) -> Fo
     """`paired_difference` of two settings by seed; None if no seed has both."""
     pairs = pairs_by_seed(ones, others)
     return paired_difference(pairs, column) if pairs else None
+
+
+def differences(
+    claims: Mapping[str, tuple[str, str, str]],
+    ends: Mapping[str, list[Row]],
+    starts: Mapping[str, list[Row]] = MappingProxyType({}),
+) -> dict[str, Found | None]:
+    """`paired_if_run` by claim.
+
+    Args:
+        claims: by claim a column, what should be higher and what should be lower: two settings, or a setting and
+            `start`, which is the same runs before training.
+        ends: the runs by setting after training.
+        starts: the same before training.
+    """
+    side = lambda own, other: starts.get(other, []) if own == "start" else ends.get(own, [])
+    return {
+        claim: paired_if_run(side(high, low), side(low, high), column) for claim, (column, high, low) in claims.items()
+    }
 
 
 def excess_by_seed(ones: Iterable[Row], others: Iterable[Row], column: str) -> list[Row]:
@@ -309,6 +332,22 @@ RISE_PARAMETERS = 2
 """Of the curve of one arm, `rise_of`."""
 
 
+def failures(rows: Iterable[Row], last: int, name_of: Callable[[Row], str]) -> dict[str, dict[str, int]]:
+    """By setting its runs, those that collapsed, and those that stopped before the last update.
+
+    A run has collapsed if it ends with fewer right answers than it began with. The weights of one that stopped were not
+    finite; it has no part in any mean.
+    """
+    found = {}
+    for name, group in grouped(rows, name_of).items():
+        each = list(grouped(group, seed_of).values())
+        ended = [run for run in each if at_update(run, last)]
+        right = lambda run, update: float(at_update(run, update)[0]["correct_in"])
+        collapsed = sum(right(run, last) < right(run, 0) for run in ended)
+        found[name] = {"runs": len(each), "collapsed": collapsed, "stopped": len(each) - len(ended)}
+    return found
+
+
 def runs_of(last: list[Row], name_of: Callable[[Row], str]) -> list[dict[str, Any]]:
     """One point for each run."""
     return [
@@ -398,7 +437,7 @@ def gap_at_equal_kl(own: list[Row], other: list[Row], start: float) -> dict[str,
 def _away_from_ref(rows: list[Row]) -> dict[str, list[Row]]:
     """The runs by seed that have enough evaluations for `rise_of`, and a higher KL at each than at the one before."""
     found = {}
-    for seed, run in grouped(rows, lambda row: row["seed"]).items():
+    for seed, run in grouped(rows, seed_of).items():
         kls = [float(row["kl_per_sequence"]) for row in sorted(run, key=lambda row: int(row["update"]))]
         if len(run) >= RISE_PARAMETERS and all(before < after for before, after in pairwise(kls)):
             found[seed] = run
@@ -542,3 +581,20 @@ def band(axis: Any, at: Sequence[float], path: dict[str, list[float]], colour: s
     pairs = list(zip(path["mean"], path["error"], strict=True))
     low, high = ([mean + sign * error for mean, error in pairs] for sign in (-1, 1))
     axis.fill_between(at, low, high, color=colour, alpha=alpha, lw=0)
+
+
+def curve(
+    axis: Any, path: dict[str, Any] | None, colour: str, line: str = "-", alpha: float = 0.13, **look: Any
+) -> None:
+    """Draw what `paths` has of a setting, with its `band`; nothing without it."""
+    if path is not None:
+        axis.plot(path["updates"], path["mean"], line, color=colour, **look)
+        band(axis, path["updates"], path, colour, alpha)
+
+
+def logarithmic(axis: Any) -> None:
+    """Make the y axis logarithmic, with small plain numbers at all its ticks."""
+    axis.set_yscale("log")
+    axis.yaxis.set_major_formatter("{x:g}")
+    axis.yaxis.set_minor_formatter("{x:g}")
+    axis.tick_params(which="both", axis="y", labelsize=8)

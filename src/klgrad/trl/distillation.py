@@ -7,7 +7,6 @@ from torch import Tensor
 from trl.trainer.distillation_config import DistillationConfig
 from trl.trainer.distillation_trainer import DistillationTrainer as TRLDistillationTrainer
 
-from ..core.divergences import jensen_shannon
 from ..kernels import Head, token_statistics
 from ..support import Model
 from .contract import check_distillation, loss_with
@@ -44,13 +43,11 @@ def divergence_loss(
         The loss, the sum of the student's entropies, and the number of live tokens.
     """
     targets = torch.zeros_like(mask, dtype=torch.long)  # no divergence depends on them
-    between = None if beta in (0, 1) else jensen_shannon(beta)
+    divergence = None if beta in (0, 1) else f"jensen-shannon({beta!r})"
     statistics = token_statistics(
-        hidden, head, targets, teacher_hidden, teacher_head, mask=mask, divergence=between, budget=budget
+        hidden, head, targets, teacher_hidden, teacher_head, mask=mask, divergence=divergence, budget=budget
     )
-    value = (
-        statistics.divergence if between is not None else statistics.reverse_kl if beta == 1 else statistics.forward_kl
-    )
+    value = statistics.divergence if divergence else statistics.reverse_kl if beta == 1 else statistics.forward_kl
     assert value is not None  # there is a teacher
     count = (mask != 0).sum()
     total = count.clamp(min=1) if items is None else items.to(value.device) if isinstance(items, Tensor) else items

@@ -554,7 +554,8 @@ def _lead(results: Sequence[AuditResult]) -> str:
     """The headline: how many losses descend the reverse KL."""
     if len(results) == 1:
         return str(results[0].advice)
-    is_reverse = lambda verdict: TARGETS[verdict].role == "reverse"
+    # A mean of l² under the sampler has its optimum at ref, and is no KL.
+    is_reverse = lambda verdict: TARGETS[verdict].role == "reverse" and not verdict.startswith("squared")
     on = sum(is_reverse(r.verdict) for r in results)
     both = sum(is_reverse(r.verdict) and is_reverse(r.verdict_off_policy) for r in results)
     edges = [(r.dead_below, r.dead_above, r.float32_wrong_from, None if r.finite else 0.0) for r in results]

@@ -13,7 +13,7 @@ from rich.text import Text
 from ...policy_losses import Weight
 from ...support import finite
 from ..policy import Drift, PolicyAnatomy, PolicyResult
-from ..sentences import remarks, summary, unit
+from ..sentences import besides, scale, summary, unit
 from .page import Frame, Plot, environment
 from .terminal import markdown_table
 
@@ -66,7 +66,7 @@ def report(r: PolicyResult) -> list[tuple[str, str]]:
         ]
     rows.append(("KL", kl(r)))
     if r.kl is not None:
-        rows += [("beside it", text) for text in remarks(r.kl)]
+        rows += [("its scale", scale(r.kl)), *besides(r.kl)]
     if a.leaks:
         rows.append(("beside it", "masked positions have a gradient: multiply by the mask before summing"))
     if not a.finite_if_equal:
@@ -249,7 +249,7 @@ def table_of(rows: Iterable[Sequence[str]]) -> RenderableType:
     table = Table(box=None, padding=(0, 1, 1, 0), pad_edge=False)
     for title in COLUMNS:
         table.add_column(title, overflow="fold", ratio=3 if title == "loss" or "weight" in title else 2)
-    table.columns[0].min_width = 16
+    table.columns[0].min_width = 12
     for row in rows:
         table.add_row(*row)
     return Group(table, Text(CAPTION, style="dim"))

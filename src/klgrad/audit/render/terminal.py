@@ -14,7 +14,7 @@ from ...support import finite
 from ..advice import STANDINGS, notes, standing
 from ..batch import proof_cases
 from ..procedure import AuditResult
-from ..sentences import cells, report
+from ..sentences import cells, part_differences, report
 from ..subject import Subject
 
 # Audit results as JSON and as a Markdown table.
@@ -88,7 +88,7 @@ FRAME = 6
 def by_standing(results: Sequence[AuditResult], width: int) -> RenderableType:
     """Tables grouped by what the losses are: the reverse KL, that in large batches, something else, or nothing."""
     groups = {title: [r for r in results if standing(r) == name] for name, title in STANDINGS.items()}
-    return _tables({title: some for title, some in groups.items() if some}, width, NO_WORDS)
+    return _tables({title: some for title, some in groups.items() if some}, width, NO_WORDS, NO_WORDS)
 
 
 def overview(
@@ -97,14 +97,25 @@ def overview(
     *,
     titles: Mapping[str, str] = NO_WORDS,
     tags: Mapping[str, str] = NO_WORDS,
+    wanted: Mapping[str, str] = NO_WORDS,
 ) -> RenderableType:
-    """A table per kind of loss and per framework, which has one of `titles`; `tags` are words beside some names."""
+    """A table per kind of loss and per framework.
+
+    Args:
+        results: of the audit.
+        width: of the terminal.
+        titles: the headings, by framework.
+        tags: words beside some names.
+        wanted: expected values of parts; a cell that differs is marked by `DIFFERS`.
+    """
     heading = lambda r: titles.get(r.framework) or KIND_TITLES[r.kind]
     found = dict.fromkeys(map(heading, results))
-    return _tables({title: [r for r in results if heading(r) == title] for title in found}, width, tags)
+    return _tables({title: [r for r in results if heading(r) == title] for title in found}, width, tags, wanted)
 
 
-def _tables(groups: Mapping[str, Sequence[AuditResult]], width: int, tags: Mapping[str, str]) -> RenderableType:
+def _tables(
+    groups: Mapping[str, Sequence[AuditResult]], width: int, tags: Mapping[str, str], wanted: Mapping[str, str]
+) -> RenderableType:
     """One table per group. Long text continues on the next line; nothing is cut off."""
     tables: list[RenderableType] = []
     for title, results in groups.items():
@@ -113,22 +124,32 @@ def _tables(groups: Mapping[str, Sequence[AuditResult]], width: int, tags: Mappi
         for name in (*PARTS, "notes") if width >= NARROW else ("divergence, looks ahead, samples, unit, scale",):
             table.add_column(name, overflow="fold", ratio=4 if name == "divergence" else 3, no_wrap=name == "scale")
         for r in results:
-            table.add_row(*_row(r, width, tags.get(r.name, "")))
+            table.add_row(*_row(r, width, tags.get(r.name, ""), wanted))
         tables += [Text(title, style="bold"), table, ""]
     return Group(*tables, Text(CAPTION, style="dim"))
 
 
-def _row(r: AuditResult, width: int, tag: str) -> list[RenderableType]:
+DIFFERS = "≠ "
+"""Before a cell that is not as expected: it is seen without colour too."""
+
+EXPECTED = ("divergence", "horizon", "samples", "unit", "scale")
+"""The names in `--expect` of the columns in `PARTS`."""
+
+
+def _row(r: AuditResult, width: int, tag: str, wanted: Mapping[str, str]) -> list[RenderableType]:
     name = Text(r.name)
     if tag:
         name.append(f" ({tag})", style="bold")
-    _, divergence, *others, remarks = cells_of(r)
-    first = Text(divergence, style=style_of(r))
+    differing = [expected.partition("=")[0] for expected, _ in part_differences(r.anatomy, dict(wanted))]
+    marked = [DIFFERS * (part in differing) + text for part, text in zip(EXPECTED, cells(r.anatomy), strict=True)]
+    style = lambda text, usual: "bold red" if text.startswith(DIFFERS) else usual
+    first, *others = (Text(text, style=style(text, style_of(r) if i == 0 else "")) for i, text in enumerate(marked))
+    remarks = "; ".join(notes(r))
     if width >= NARROW:
         return [name, first, *others, remarks]
-    for label, text in zip(("ahead", "samples", "unit", "scale", "notes"), (*others, remarks), strict=True):
+    for label, text in zip(("ahead", "samples", "unit", "scale", "notes"), (*marked[1:], remarks), strict=True):
         if text:
-            first.append(f"\n{label}: {text}", style="dim not bold default")
+            first.append(f"\n{label}: {text}", style=style(text, "dim not bold default"))
     return [name, first]
 
 

@@ -19,30 +19,7 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from ...drawing import BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION
-from ..runs import (
-    COLUMNS,
-    ENOUGH_ERRORS,
-    ENOUGH_SEEDS,
-    LAST,
-    OWN,
-    RIGHT,
-    TEACHERS,
-    Found,
-    Row,
-    at_start,
-    at_update,
-    band,
-    below_if_run,
-    exceeds_if_run,
-    excess_by_seed,
-    finite_rows,
-    grouped,
-    mean_of,
-    paired_if_run,
-    paths,
-    provenance,
-    summaries,
-)
+from .. import runs
 from ..study import Check, Experiment, Numbers, Settings, ours
 
 if TYPE_CHECKING:
@@ -85,10 +62,7 @@ def draw(numbers: Numbers, figure: "Figure") -> None:
         _over_reuses(numbers, measure, reuses)
         updates.set(ylabel=f"{label}, nats")
         for axis in (ages, reuses):
-            axis.set_yscale("log")
-            axis.yaxis.set_major_formatter("{x:g}")
-            axis.yaxis.set_minor_formatter("{x:g}")
-            axis.tick_params(which="both", axis="y", labelsize=8)
+            runs.logarithmic(axis)
     axes[0][0].set_title(f"exact terms: fresh (lines), 16 old (dashed: filled queue)\n{PER_PANEL}", fontsize=9.5)
     axes[0][1].set_title("after 40 updates, each run a mark, 3 seeds", fontsize=9.5)
     axes[0][2].set_title(f"after 40 updates, {PER_PANEL}", fontsize=9.5)
@@ -98,20 +72,17 @@ def draw(numbers: Numbers, figure: "Figure") -> None:
 def _over_updates(paths: dict[str, Any], axis: Any) -> None:
     """Without the start, which is several times as high."""
     for arm, (stale, line) in product(("reverse-exact", "forward-exact"), (("fresh", "-"), ("filled-16", "--"))):
-        if (path := paths.get(f"{arm} {stale}")) is None:
-            continue
-        late = {name: values[1:] for name, values in path.items()}
-        axis.plot(late["updates"], late["mean"], line, color=ARMS[arm][1], lw=1.6)
-        band(axis, late["updates"], late, ARMS[arm][1])
+        if path := paths.get(f"{arm} {stale}"):
+            runs.curve(axis, {name: values[1:] for name, values in path.items()}, ARMS[arm][1], line, lw=1.6)
     axis.set_xlabel("updates")
 
 
 def _each_run(numbers: Numbers, measure: str, axis: Any) -> None:
     for i, (arm, (_, colour, mark)) in enumerate(ARMS.items()):
         for at, stale in enumerate(SHOWN):
-            if runs := numbers["runs"].get(f"{arm} {stale}"):
-                places = [at + 0.12 * (i - 2.5)] * len(runs[measure])
-                axis.plot(places, list(runs[measure].values()), mark, color=colour, mfc="none", ms=5)
+            if found := numbers["runs"].get(f"{arm} {stale}"):
+                places = [at + 0.12 * (i - 2.5)] * len(found[measure])
+                axis.plot(places, list(found[measure].values()), mark, color=colour, mfc="none", ms=5)
     axis.set_xticks(range(len(SHOWN)), list(SHOWN.values()), fontsize=8.5)
     axis.set_xlabel("age of the completions, different batches")
 
@@ -140,7 +111,7 @@ COMPARED = {
 """What is compared with what. The first differs in the age alone, the second in it and in which batches are repeated,
 the third in the number of different batches alone; the others differ in both."""
 SAME_BATCHES = f"{LATE} against {FEWER}"
-MEASURES = {OWN: "on the student's completions", TEACHERS: "on the teacher's completions"}
+MEASURES = {runs.OWN: "on the student's completions", runs.TEACHERS: "on the teacher's completions"}
 """The two KLs by which sentences are judged; right answers are in the table."""
 SMALL = 0.1
 """Staleness costs little if it costs less than this share."""
@@ -185,46 +156,46 @@ NEARER = "with stale completions every arm ends nearer to the teacher than it be
 
 def run(settings: Settings) -> Numbers:
     """Every setting at the last update and over updates, and what staleness costs it."""
-    rows = finite_rows(EXPERIMENT, settings)
-    last = at_update(rows, LAST)
-    settings_of, before = grouped(last, setting_of), grouped(at_update(rows, 0), setting_of)
+    rows = runs.finite_rows(EXPERIMENT, settings)
+    last = runs.at_update(rows, runs.LAST)
+    settings_of, before = runs.grouped(last, setting_of), runs.grouped(runs.at_update(rows, 0), setting_of)
     return {
-        "made": provenance(rows),
-        "start": {column: at_start(rows, column) for column in COLUMNS},
-        "end": summaries(last, COLUMNS, setting_of),
+        "made": runs.provenance(rows),
+        "start": {column: runs.at_start(rows, column) for column in runs.COLUMNS},
+        "end": runs.summaries(last, runs.COLUMNS, setting_of),
         "runs": {
             name: {m: {row["seed"]: float(row[m]) for row in group} for m in MEASURES}
             for name, group in settings_of.items()
         },
-        "paths": {measure: paths(rows, measure, setting_of) for measure in MEASURES},
-        "costs": {column: _costs(settings_of, column) for column in (*MEASURES, RIGHT)},
+        "paths": {measure: runs.paths(rows, measure, setting_of) for measure in MEASURES},
+        "costs": {column: _costs(settings_of, column) for column in (*MEASURES, runs.RIGHT)},
         "gains": {
-            m: {name: paired_if_run(before[name], settings_of[name], m) for name in settings_of} for m in MEASURES
+            m: {name: runs.paired_if_run(before[name], settings_of[name], m) for name in settings_of} for m in MEASURES
         },
         "more": {measure: _more(settings_of, measure) for measure in MEASURES},
     }
 
 
-def setting_of(row: Row) -> str:
+def setting_of(row: runs.Row) -> str:
     """Arm and age of the completions."""
     return f"{row['arm']} {row['stale']}"
 
 
-def _costs(last: dict[str, list[Row]], column: str) -> dict[str, Found | None]:
+def _costs(last: dict[str, list[runs.Row]], column: str) -> dict[str, runs.Found | None]:
     """What each arm loses in each comparison, seed by seed: the share of a KL, or right answers; None without runs."""
     found = {}
     for arm, (name, (stale, base)) in product(ARMS, COMPARED.items()):
         one, other = (last.get(f"{arm} {age}", []) for age in (stale, base))
-        shares = mean_of(excess_by_seed(one, other, column), "excess") if column != RIGHT else None
-        found[f"{arm} {name}"] = paired_if_run(other, one, column) if column == RIGHT else shares
+        shares = runs.mean_of(runs.excess_by_seed(one, other, column), "excess") if column != runs.RIGHT else None
+        found[f"{arm} {name}"] = runs.paired_if_run(other, one, column) if column == runs.RIGHT else shares
     return found
 
 
-def _more(last: dict[str, list[Row]], column: str) -> dict[str, Found | None]:
+def _more(last: dict[str, list[runs.Row]], column: str) -> dict[str, runs.Found | None]:
     """By how much more one arm loses by the age than another, seed by seed; None without runs."""
-    shares = lambda arm: excess_by_seed(last.get(f"{arm} {OLD}", []), last.get(f"{arm} {FRESH}", []), column)
+    shares = lambda arm: runs.excess_by_seed(last.get(f"{arm} {OLD}", []), last.get(f"{arm} {FRESH}", []), column)
     sides = COSTS_MORE | OUR_COSTS_MORE
-    return {claim: paired_if_run(shares(more), shares(less), "excess") for claim, (more, less) in sides.items()}
+    return {claim: runs.paired_if_run(shares(more), shares(less), "excess") for claim, (more, less) in sides.items()}
 
 
 def check(numbers: Numbers) -> list[Check]:
@@ -235,24 +206,24 @@ def check(numbers: Numbers) -> list[Check]:
 
 def _differences(numbers: Numbers, measure: str, worse: Sides, costs_more: Sides) -> Iterator[Check]:
     for claim, (arm, name) in worse.items():
-        yield exceeds_if_run(f"{claim}, {MEASURES[measure]}", numbers["costs"][measure][f"{arm} {name}"])
+        yield runs.exceeds_if_run(f"{claim}, {MEASURES[measure]}", numbers["costs"][measure][f"{arm} {name}"])
     for claim in costs_more:
-        yield exceeds_if_run(f"{claim}, {MEASURES[measure]}", numbers["more"][measure][claim])
+        yield runs.exceeds_if_run(f"{claim}, {MEASURES[measure]}", numbers["more"][measure][claim])
 
 
 def _our_sentences(numbers: Numbers, measure: str) -> Iterator[Check]:
     yield from _differences(numbers, measure, OUR_WORSE, OUR_COSTS_MORE)
     for claim, (arm, name) in COSTS_LITTLE.items():
-        yield below_if_run(f"{claim}, {MEASURES[measure]}", numbers["costs"][measure][f"{arm} {name}"], SMALL)
+        yield runs.below_if_run(f"{claim}, {MEASURES[measure]}", numbers["costs"][measure][f"{arm} {name}"], SMALL)
     yield _every_one_nearer(f"{NEARER}, {MEASURES[measure]}", numbers, measure)
 
 
 def _every_one_nearer(claim: str, numbers: Numbers, measure: str) -> Check:
     """By the progress of the stale setting whose lower bound is the lowest, of those with enough seeds."""
     stale = [gain for setting, gain in numbers["gains"][measure].items() if not setting.split()[1].startswith(FRESH)]
-    judged = [gain for gain in stale if gain["seeds"] >= ENOUGH_SEEDS]
-    least = min(judged, key=lambda each: each["difference"] - ENOUGH_ERRORS * each["error"], default=None)
-    found, left_out = exceeds_if_run(claim, least), len(stale) - len(judged)
+    judged = [gain for gain in stale if gain["seeds"] >= runs.ENOUGH_SEEDS]
+    least = min(judged, key=lambda each: each["difference"] - runs.ENOUGH_ERRORS * each["error"], default=None)
+    found, left_out = runs.exceeds_if_run(claim, least), len(stale) - len(judged)
     if not judged or not left_out:
         return found
     return replace(found, measured=f"{found.measured}; without {left_out} of {len(stale)} settings, with fewer seeds")

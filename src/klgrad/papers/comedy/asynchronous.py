@@ -16,28 +16,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ...drawing import BLUE, GREY, PURPLE, STYLES
-from ..runs import (
-    ENOUGH_SEEDS,
-    Found,
-    Row,
-    at_start,
-    at_update,
-    band,
-    by_setting,
-    collapse_if_run,
-    exceeds_if_run,
-    gap_at_equal_kl,
-    gaps_by_seed,
-    grouped,
-    mean_of,
-    paired_if_run,
-    paths,
-    provenance,
-    rows_of,
-    runs_of,
-    summaries,
-    undecided_without_runs,
-)
+from .. import runs
 from ..study import Check, Experiment, Numbers, Settings, ours
 
 if TYPE_CHECKING:
@@ -103,11 +82,7 @@ def _updates(numbers: Numbers, axis: Any, lag: str) -> None:
     """The arms without weights; those with weights lie on k1 in the reward."""
     for arm in UNCORRECTED:
         label, colour, line = LABELS[arm]
-        path = numbers["paths"].get(f"{arm} {lag}")
-        if path is None:
-            continue
-        axis.plot(path["updates"], path["mean"], line, color=colour, label=label)
-        band(axis, path["updates"], path, colour)
+        runs.curve(axis, numbers["paths"].get(f"{arm} {lag}"), colour, line, label=label)
     axis.axhline(numbers["start"]["correct_in"]["mean"], color="grey", lw=1)
     axis.set(xlabel="updates", title=f"completions {lag} updates old\n3 seeds, ± 1 SE", xticks=[0, 20, 40, 60])
 
@@ -200,7 +175,7 @@ STEADIER = {
 """At a lag of 10: the arm that should lose less than `NONE`, compared with its own runs on fresh completions."""
 
 
-def setting_of(row: Row) -> str:
+def setting_of(row: runs.Row) -> str:
     """Arm and lag."""
     return f"{row['arm']} {row['lag']}"
 
@@ -208,79 +183,62 @@ def setting_of(row: Row) -> str:
 def run(settings: Settings) -> Numbers:
     """Every arm and lag at the last update and over updates, what the lag costs, and what the weights change."""
     rows = _rows(settings)
-    last = at_update(rows, LAST)
+    last = runs.at_update(rows, LAST)
     # Evaluations before training differ a little between the files; those of the old completions are compared with it.
-    start = {column: at_start([row for row in rows if row["lag"] in LAGS], column) for column in COLUMNS}
-    end, runs = summaries(last, COLUMNS, setting_of), by_setting(last, setting_of)
-    trained = grouped((row for row in rows if row["update"] != "0"), setting_of)
+    start = {column: runs.at_start([row for row in rows if row["lag"] in LAGS], column) for column in COLUMNS}
+    end, by_name = runs.summaries(last, COLUMNS, setting_of), runs.by_setting(last, setting_of)
+    trained = runs.grouped((row for row in rows if row["update"] != "0"), setting_of)
     return {
-        "made": provenance([*rows, *rows_of(EXPERIMENT, settings)]),
+        "made": runs.provenance([*rows, *runs.rows_of(EXPERIMENT, settings)]),
         "start": start,
         "end": end,
         "claimed": _claimed(rows),
-        "failures": _failures(rows),
-        "cost": {name: mean_of(_lost(runs, name), "gap") for name in end if not name.endswith(" 0")},
+        "failures": runs.failures(rows, LAST, setting_of),
+        "cost": {name: runs.mean_of(_lost(by_name, name), "gap") for name in end if not name.endswith(" 0")},
         "steadier": {
-            arm: paired_if_run(*(_lost(runs, f"{each} 10") for each in (NONE, arm)), "gap") for arm in STEADIER.values()
+            arm: runs.paired_if_run(*(_lost(by_name, f"{each} 10") for each in (NONE, arm)), column="gap")
+            for arm in STEADIER.values()
         },
         "compared_with": {lag: _compared_with(end, lag) for lag in LAGS},
-        "weighted": {lag: _weighted(runs, trained, lag, start["correct_in"]["mean"]) for lag in LAGS},
-        "paths": paths(rows, "correct_in", setting_of),
-        "runs": runs_of(last, setting_of),
+        "weighted": {lag: _weighted(by_name, trained, lag, start["correct_in"]["mean"]) for lag in LAGS},
+        "paths": runs.paths(rows, "correct_in", setting_of),
+        "runs": runs.runs_of(last, setting_of),
         "k1-loss": _each_k1_loss(settings),
     }
 
 
-def _rows(settings: Settings) -> list[Row]:
+def _rows(settings: Settings) -> list[runs.Row]:
     """The runs with old completions, and those with fresh ones at the same coefficient."""
-    rows = [row for row in rows_of(EXPERIMENT, settings) if row["lag"] in LAGS]
+    rows = [row for row in runs.rows_of(EXPERIMENT, settings) if row["lag"] in LAGS]
     for other in EXPERIMENT.also:
-        rows += [{**row, "lag": "0"} for row in rows_of(other, settings)]
+        rows += [{**row, "lag": "0"} for row in runs.rows_of(other, settings)]
     return [row for row in rows if row["arm"] in ARMS and row["kl_coef"] in COEFFICIENTS]
 
 
-def _claimed(rows: list[Row]) -> dict[str, Found | None]:
+def _claimed(rows: list[runs.Row]) -> dict[str, runs.Found | None]:
     """The differences of `CLAIMED`, seed by seed; a start is that of the runs that are compared with it."""
-    ends, starts = (grouped(at_update(rows, update), setting_of) for update in (LAST, 0))
-    side = lambda own, other: starts.get(other, []) if own == "start" else ends.get(own, [])
-    return {
-        claim: paired_if_run(side(higher, lower), side(lower, higher), "correct_in")
-        for claim, (higher, lower) in (CLAIMED | OUR_CLAIMS).items()
-    }
+    ends, starts = (runs.grouped(runs.at_update(rows, update), setting_of) for update in (LAST, 0))
+    claims = {claim: ("correct_in", *sides) for claim, sides in (CLAIMED | OUR_CLAIMS).items()}
+    return runs.differences(claims, ends, starts)
 
 
 def _each_k1_loss(settings: Settings) -> list[dict[str, Any]]:
     """Every run of k1 as a loss on old completions: lag, coefficient, seed, and right answers and KL over updates."""
-    rows = [row for row in rows_of(EXPERIMENT, settings) if row["arm"] == "k1-loss"]
-    runs = grouped(rows, lambda row: f"{row['lag']} {row['kl_coef']} {row['seed']}")
+    rows = [row for row in runs.rows_of(EXPERIMENT, settings) if row["arm"] == "k1-loss"]
+    by_name = runs.grouped(rows, lambda row: f"{row['lag']} {row['kl_coef']} {row['seed']}")
     found = []
-    for name, own in runs.items():
+    for name, own in by_name.items():
         lag, coef, seed = name.split()
         over = {column: [float(row[column]) for row in own] for column in ("correct_in", "kl_per_sequence")}
         found.append({"lag": lag, "kl_coef": coef, "seed": seed, "updates": [int(r["update"]) for r in own], **over})
     return sorted(found, key=lambda run: (float(run["kl_coef"]), int(run["lag"]), run["seed"]))
 
 
-def _failures(rows: list[Row]) -> dict[str, dict[str, int]]:
-    """For each setting its runs, those that collapsed, and those whose weights were not finite before the last update.
-
-    The rows of such a run end early, and it has no part in any mean.
-    """
-    found = {}
-    for name, group in grouped(rows, setting_of).items():
-        runs = list(grouped(group, lambda row: row["seed"]).values())
-        ended = [each for each in runs if at_update(each, LAST)]
-        right = lambda each, update: float(at_update(each, update)[0]["correct_in"])
-        collapsed = sum(right(each, LAST) < right(each, 0) for each in ended)
-        found[name] = {"runs": len(runs), "collapsed": collapsed, "stopped": len(runs) - len(ended)}
-    return found
-
-
-def _lost(runs: dict[str, list[Row]], name: str) -> list[Row]:
+def _lost(by_name: dict[str, list[runs.Row]], name: str) -> list[runs.Row]:
     """The right answers that a lag costs an arm: those with fresh completions, less those with old ones, by seed."""
     arm = name.split()[0]
-    fresh = runs.get(f"{REWARD if arm in (CONTROL, *CORRECTED) else arm} 0", [])
-    return gaps_by_seed(fresh, runs.get(name, []), "correct_in")
+    fresh = by_name.get(f"{REWARD if arm in (CONTROL, *CORRECTED) else arm} 0", [])
+    return runs.gaps_by_seed(fresh, by_name.get(name, []), "correct_in")
 
 
 def _compared_with(end: Mapping[str, object], lag: str) -> str:
@@ -288,13 +246,15 @@ def _compared_with(end: Mapping[str, object], lag: str) -> str:
     return CONTROL if f"{CONTROL} {lag}" in end else REWARD
 
 
-def _weighted(runs: dict[str, list[Row]], trained: dict[str, list[Row]], lag: str, start: float) -> Numbers:
+def _weighted(
+    by_name: dict[str, list[runs.Row]], trained: dict[str, list[runs.Row]], lag: str, start: float
+) -> Numbers:
     """What the weights of each arm change in every column and in right answers at equal KL, seed by seed."""
-    found, other = {}, f"{_compared_with(runs, lag)} {lag}"
+    found, other = {}, f"{_compared_with(by_name, lag)} {lag}"
     for name, arm in ((f"{arm} {lag}", arm) for arm in CORRECTED):
-        if name in runs and other in runs:
-            found[arm] = {column: paired_if_run(runs[name], runs[other], column) for column in COLUMNS}
-            found[arm]["equal_kl"] = gap_at_equal_kl(trained[name], trained[other], start)
+        if name in by_name and other in by_name:
+            found[arm] = {column: runs.paired_if_run(by_name[name], by_name[other], column) for column in COLUMNS}
+            found[arm]["equal_kl"] = runs.gap_at_equal_kl(trained[name], trained[other], start)
     return found
 
 
@@ -306,28 +266,28 @@ def check(numbers: Numbers) -> list[Check]:
     return [*_of_the_paper(numbers), *ours(*_of_the_cost(numbers["steadier"]), *_of_lags_between(numbers["k1-loss"]))]
 
 
-def _of_lags_between(runs: list[dict[str, Any]]) -> Iterator[Check]:
+def _of_lags_between(by_name: list[dict[str, Any]]) -> Iterator[Check]:
     """How many runs of k1 as a loss end below their start, by coefficient, and whether lag times coefficient decides.
 
     A sentence about all runs is decided by as many runs as other sentences need seeds.
     """
-    ended = [run for run in runs if run["updates"][-1] == LAST]
+    ended = [run for run in by_name if run["updates"][-1] == LAST]
     fallen = lambda run: run["correct_in"][-1] < run["correct_in"][0]
     for coef in BETWEEN_COEFFICIENTS:
         own = [run for run in ended if run["kl_coef"] == coef and run["lag"] in BETWEEN]
         claim = f"k1 as loss at β = {coef} ends below its start in every run, lags 4 to 8"
         count = sum(map(fallen, own))
         if not own:
-            yield undecided_without_runs(claim)
+            yield runs.undecided_without_runs(claim)
             continue
-        enough = len(own) >= ENOUGH_SEEDS
+        enough = len(own) >= runs.ENOUGH_SEEDS
         holds = enough and count == len(own)
         seeds = len({run["seed"] for run in own})
         measured = f"in {count} of {len(own)} runs, {seeds} seeds{'' if holds else f'; {HORIZON}'}"
         yield Check(claim, measured, holds, decided=holds)
     claim = "the product of lag and β decides whether k1 as loss ends below its start"
     if not any(run["lag"] in BETWEEN for run in ended):
-        yield undecided_without_runs(claim)
+        yield runs.undecided_without_runs(claim)
         return
     product = lambda run: round(int(run["lag"]) * float(run["kl_coef"]), 9)
     most = max((product(run) for run in ended if not fallen(run)), default=0.0)
@@ -341,12 +301,14 @@ def _of_the_paper(numbers: Numbers) -> list[Check]:
     for claim, gap in numbers["claimed"].items():
         sentence = f"{claim}, lag 10"
         if claim in OUR_CLAIMS:
-            judged += ours(exceeds_if_run(sentence, gap))
+            judged += ours(runs.exceeds_if_run(sentence, gap))
         else:
             collapse = CLAIMED[claim][0] == "start"
-            judged.append(collapse_if_run(sentence, gap, HORIZON) if collapse else exceeds_if_run(sentence, gap))
+            judged.append(
+                runs.collapse_if_run(sentence, gap, HORIZON) if collapse else runs.exceeds_if_run(sentence, gap)
+            )
     return judged
 
 
-def _of_the_cost(steadier: dict[str, Found | None]) -> list[Check]:
-    return [exceeds_if_run(f"{claim}, lag 10", steadier[arm]) for claim, arm in STEADIER.items()]
+def _of_the_cost(steadier: dict[str, runs.Found | None]) -> list[Check]:
+    return [runs.exceeds_if_run(f"{claim}, lag 10", steadier[arm]) for claim, arm in STEADIER.items()]

@@ -16,28 +16,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ...drawing import BLUE, STYLES
-from ..runs import (
-    Found,
-    Row,
-    at_start,
-    at_update,
-    band,
-    by_setting,
-    collapse_if_run,
-    curve_of,
-    exceeds_if_run,
-    exceeds_over_seeds,
-    grouped,
-    height,
-    paired_difference,
-    paired_if_run,
-    pairs_by_seed,
-    paths,
-    provenance,
-    rows_of,
-    runs_of,
-    summaries,
-)
+from .. import runs
 from ..study import Check, Experiment, Numbers, Settings, ours
 
 if TYPE_CHECKING:
@@ -78,10 +57,7 @@ def _updates(numbers: Numbers, axis: Any, coefficient: str, arms: tuple[str, ...
     for arm in arms:
         label, colour, line = LABELS[arm]
         path = numbers["paths"].get(f"{arm} {'0.0' if arm == 'none' else coefficient}")
-        if path is None:
-            continue
-        axis.plot(path["updates"], path["mean"], line, color=colour, label=label)
-        band(axis, path["updates"], path, colour)
+        runs.curve(axis, path, colour, line, label=label)
     axis.set(xlabel="updates", title=f"β = {float(coefficient):g}\n3 seeds, ± 1 SE", xticks=[0, 20, 40, 60])
 
 
@@ -91,7 +67,7 @@ def _frontier(numbers: Numbers, axis: Any, arms: tuple[str, ...]) -> None:
         axis.plot(run["kl"], run["correct_in"], MARKS[line], ms=5, color=colour, mfc="none", zorder=3)
     far = max(run["kl"] for run in numbers["runs"] if run["name"] in numbers["curve"]["off"])
     at = [far * i / 100 for i in range(1, 101)]
-    axis.plot(at, [height(numbers["curve"]["weights"], x) for x in at], color="black", lw=1)
+    axis.plot(at, [runs.height(numbers["curve"]["weights"], x) for x in at], color="black", lw=1)
     axis.set(xlabel="KL(π‖ref) per completion, nats")
     axis.set_title("each run of every β; circles: reward,\nsquares: loss, triangles: both", fontsize=10)
 
@@ -103,60 +79,29 @@ EXPERIMENT = Experiment(
 )
 """Of the other files only the runs of `POOLED` and of `COLLAPSES` are read."""
 LAST = 60
-SMALL, MIDDLE, LARGE = "0.03", "0.1", "1.0"
-COLUMNS = ("correct_in", "correct_out", "kl_per_sequence", "entropy_per_token", "length", "skipped_updates")
+RIGHT, OUT, FAR, ENTROPY = "correct_in", "correct_out", "kl_per_sequence", "entropy_per_token"
+COLUMNS = (RIGHT, OUT, FAR, ENTROPY, "length", "skipped_updates")
 NOT_A_KL = ("k1-loss", "k3-reward")
 """Arms whose expected gradient does not lead to ref; the curve of right answers over the KL is that of the others."""
 POOLED = ("k1-reward", "k3-loss")
 """The arms that three experiments have at one coefficient, without a division by a standard deviation."""
-PLACES = {"correct_in": "", "correct_out": "out of domain, "}
+PLACES = {RIGHT: "", OUT: "out of domain, "}
+K1_AND_K3 = ("k1-reward 0.1", "k3-loss 0.1")
 HORIZON = "after 60 updates; the paper's collapses come within about 250"
 HIGHER = {
-    "k3 in the reward ends below its start at β = 0.03": ("correct_in", "start", f"k3-reward {SMALL}"),
-    "k1 in the reward answers more right than k3 as loss at β = 0.03": (
-        "correct_in",
-        f"k1-reward {SMALL}",
-        f"k3-loss {SMALL}",
-    ),
-    "k1 in the reward answers more right than k3 as loss at β = 0.1": (
-        "correct_in",
-        f"k1-reward {MIDDLE}",
-        f"k3-loss {MIDDLE}",
-    ),
-    "out of domain, k1 in the reward answers more right than k3 as loss at β = 0.1": (
-        "correct_out",
-        f"k1-reward {MIDDLE}",
-        f"k3-loss {MIDDLE}",
-    ),
-    "k1 in the reward answers more right at β = 0.03 than at 0.1": (
-        "correct_in",
-        f"k1-reward {SMALL}",
-        f"k1-reward {MIDDLE}",
-    ),
-    "k3 in both places answers more right than k3 as loss at β = 0.1": (
-        "correct_in",
-        f"k3-both {MIDDLE}",
-        f"k3-loss {MIDDLE}",
-    ),
-    "k3 as loss keeps a higher entropy than k1 in the reward at β = 0.1": (
-        "entropy_per_token",
-        f"k3-loss {MIDDLE}",
-        f"k1-reward {MIDDLE}",
-    ),
+    "k3 in the reward ends below its start at β = 0.03": (RIGHT, "start", "k3-reward 0.03"),
+    "k1 in the reward answers more right than k3 as loss at β = 0.03": (RIGHT, "k1-reward 0.03", "k3-loss 0.03"),
+    "k1 in the reward answers more right than k3 as loss at β = 0.1": (RIGHT, "k1-reward 0.1", "k3-loss 0.1"),
+    "out of domain, k1 in the reward answers more right than k3 as loss at β = 0.1": (OUT, *K1_AND_K3),
+    "k1 in the reward answers more right at β = 0.03 than at 0.1": (RIGHT, "k1-reward 0.03", "k1-reward 0.1"),
+    "k3 in both places answers more right than k3 as loss at β = 0.1": (RIGHT, "k3-both 0.1", "k3-loss 0.1"),
+    "k3 as loss keeps a higher entropy than k1 in the reward at β = 0.1": (ENTROPY, "k3-loss 0.1", "k1-reward 0.1"),
 }
 """What should be higher, and than what: a column and two settings."""
 OUR_HIGHER = {
-    "k1 as loss answers fewer right at β = 1 than without a KL": ("correct_in", "none 0.0", f"k1-loss {LARGE}"),
-    "k3 in the reward answers fewer right at β = 1 than without a KL": (
-        "correct_in",
-        "none 0.0",
-        f"k3-reward {LARGE}",
-    ),
-    "k3 in the reward ends at a higher KL at β = 0.1 than without a KL": (
-        "kl_per_sequence",
-        f"k3-reward {MIDDLE}",
-        "none 0.0",
-    ),
+    "k1 as loss answers fewer right at β = 1 than without a KL": (RIGHT, "none 0.0", "k1-loss 1.0"),
+    "k3 in the reward answers fewer right at β = 1 than without a KL": (RIGHT, "none 0.0", "k3-reward 1.0"),
+    "k3 in the reward ends at a higher KL at β = 0.1 than without a KL": (FAR, "k3-reward 0.1", "none 0.0"),
 }
 LONG = 300
 COLLAPSES = {
@@ -167,75 +112,66 @@ COLLAPSES = {
 """Arms of the long runs."""
 
 
-def setting_of(row: Row) -> str:
+def setting_of(row: runs.Row) -> str:
     """Arm and coefficient."""
     return f"{row['arm']} {row['kl_coef']}"
 
 
-def arm_of(row: Row) -> str:
-    """The arm alone, for all coefficients."""
-    return row["arm"]
-
-
 def run(settings: Settings) -> Numbers:
     """The settings at the last update and over updates, and the curve of right answers over the KL."""
-    rows = rows_of(EXPERIMENT, settings)
-    last = at_update(rows, LAST)
-    std, long = (rows_of(other, settings) for other in EXPERIMENT.also)
-    others = [at_update(each, LAST) for each in (std, long)]
-    pairs = {coef: [pair for each in (last, *others) for pair in _pairs(each, coef)] for coef in (SMALL, MIDDLE)}
+    rows = runs.rows_of(EXPERIMENT, settings)
+    last = runs.at_update(rows, LAST)
+    std, long = (runs.rows_of(other, settings) for other in EXPERIMENT.also)
+    others = [runs.at_update(each, LAST) for each in (std, long)]
+    pairs = {coef: [pair for each in (last, *others) for pair in _pairs(each, coef)] for coef in ("0.03", "0.1")}
     return {
-        "made": provenance([*rows, *(row for each in others for row in each)]),
-        "start": {column: at_start(rows, column) for column in COLUMNS},
-        "end": summaries(last, COLUMNS, setting_of),
+        "made": runs.provenance([*rows, *(row for each in others for row in each)]),
+        "start": {column: runs.at_start(rows, column) for column in COLUMNS},
+        "end": runs.summaries(last, COLUMNS, setting_of),
         "differences": _differences(rows),
         "fallen": {arm: _fallen(long, arm) for arm in COLLAPSES.values()},
-        "paths": paths(rows, "correct_in", setting_of),
-        "runs": runs_of(last, arm_of),
-        "curve": curve_of([row for row in last if row["arm"] not in NOT_A_KL], arm_of),
+        "paths": runs.paths(rows, "correct_in", setting_of),
+        "runs": runs.runs_of(last, runs.arm_of),
+        "curve": runs.curve_of([row for row in last if row["arm"] not in NOT_A_KL], runs.arm_of),
         "pooled": {
-            coef: {"pairs": len(found), **{column: paired_difference(found, column) for column in PLACES}}
+            coef: {"pairs": len(found), **{column: runs.paired_difference(found, column) for column in PLACES}}
             for coef, found in pairs.items()
         },
     }
 
 
-def _differences(rows: list[Row]) -> dict[str, Found | None]:
+def _differences(rows: list[runs.Row]) -> dict[str, runs.Found | None]:
     """What is higher less what is lower, seed by seed; a start is that of the runs that are compared with it."""
-    ends, starts = (by_setting(at_update(rows, update), setting_of) for update in (LAST, 0))
-    side = lambda own, other: starts.get(other, []) if own == "start" else ends.get(own, [])
-    return {
-        claim: paired_if_run(side(high, low), side(low, high), column)
-        for claim, (column, high, low) in (HIGHER | OUR_HIGHER).items()
-    }
+    ends, starts = (runs.by_setting(runs.at_update(rows, update), setting_of) for update in (LAST, 0))
+    return runs.differences(HIGHER | OUR_HIGHER, ends, starts)
 
 
-def _fallen(long: list[Row], arm: str) -> Found | None:
+def _fallen(long: list[runs.Row], arm: str) -> runs.Found | None:
     """Right answers before training less those after the last update of the long runs of an arm, seed by seed."""
     own = [row for row in long if row["arm"] == arm]
-    return paired_if_run(at_update(own, 0), at_update(own, LONG), "correct_in")
+    return runs.paired_if_run(runs.at_update(own, 0), runs.at_update(own, LONG), "correct_in")
 
 
-def _pairs(last: list[Row], coef: str) -> list[tuple[Row, Row]]:
+def _pairs(last: list[runs.Row], coef: str) -> list[tuple[runs.Row, runs.Row]]:
     """The runs of `POOLED` with one seed in one experiment, at a coefficient; advantages are not divided."""
     rows = [row for row in last if row["kl_coef"] == coef and row.get("division") != "divided"]
-    by_arm = grouped(rows, arm_of)
-    return pairs_by_seed(*(by_arm.get(arm, []) for arm in POOLED))
+    by_arm = runs.grouped(rows, runs.arm_of)
+    return runs.pairs_by_seed(*(by_arm.get(arm, []) for arm in POOLED))
 
 
 def check(numbers: Numbers) -> list[Check]:
     """The paper's sentences, each by a difference at the last update, and ours."""
     found, differences = [*_pooled(numbers["pooled"])], numbers["differences"]
-    found += [exceeds_if_run(claim, numbers["fallen"][arm]) for claim, arm in COLLAPSES.items()]
+    found += [runs.exceeds_if_run(claim, numbers["fallen"][arm]) for claim, arm in COLLAPSES.items()]
     for claim, (_, high, _) in HIGHER.items():
         gap = differences[claim]
-        found.append(collapse_if_run(claim, gap, HORIZON) if high == "start" else exceeds_if_run(claim, gap))
-    return [*found, *ours(*(exceeds_if_run(claim, differences[claim]) for claim in OUR_HIGHER))]
+        found.append(runs.collapse_if_run(claim, gap, HORIZON) if high == "start" else runs.exceeds_if_run(claim, gap))
+    return [*found, *ours(*(runs.exceeds_if_run(claim, differences[claim]) for claim in OUR_HIGHER))]
 
 
 def _pooled(numbers: Numbers) -> Iterator[Check]:
     for coef, found in numbers.items():
         for column, place in PLACES.items():
             claim = f"{place}k1 in the reward answers more right than k3 as loss at β = {coef}, over all experiments"
-            judged = exceeds_over_seeds(claim, found[column])
+            judged = runs.exceeds_over_seeds(claim, found[column])
             yield replace(judged, measured=f"{judged.measured}, {found['pairs']} pairs of runs")

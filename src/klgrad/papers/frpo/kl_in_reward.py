@@ -13,23 +13,7 @@ judged at a coefficient of 0.1, which has three seeds. Design, table and limits:
 from typing import TYPE_CHECKING, Any
 
 from ...drawing import STYLES
-from ..runs import (
-    Found,
-    Row,
-    at_start,
-    at_update,
-    band,
-    by_setting,
-    curve_of,
-    exceeds_if_run,
-    height,
-    paired_if_run,
-    paths,
-    provenance,
-    rows_of,
-    runs_of,
-    summaries,
-)
+from .. import runs
 from ..study import Check, Experiment, Numbers, Settings, ours
 
 if TYPE_CHECKING:
@@ -70,9 +54,7 @@ def _look(name: str) -> tuple[str, str]:
 
 def _updates(numbers: Numbers, axis: Any, division: str) -> None:
     for arm, (label, estimator) in LABELS.items():
-        colour, path = STYLES[estimator][0], numbers["paths"][f"{arm} {division}"]
-        axis.plot(path["updates"], path["mean"], color=colour, label=label)
-        band(axis, path["updates"], path, colour)
+        runs.curve(axis, numbers["paths"][f"{arm} {division}"], STYLES[estimator][0], label=label)
     axis.set(xlabel="updates", ylabel="right answers, in domain", xticks=[0, 20, 40, 60])
     axis.set_title(f"advantages {division}, β = 0.1\n3 seeds, ± 1 SE")
 
@@ -83,7 +65,7 @@ def _frontier(numbers: Numbers, axis: Any) -> None:
         axis.plot(run["kl"], run["correct_in"], "o", ms=5, color=colour, mfc=face, zorder=3)
     far = max(run["kl"] for run in numbers["runs"])
     at = [far * i / 100 for i in range(1, 101)]
-    axis.plot(at, [height(numbers["curve"]["weights"], x) for x in at], color="black", lw=1)
+    axis.plot(at, [runs.height(numbers["curve"]["weights"], x) for x in at], color="black", lw=1)
     axis.set(xlabel="KL(π‖ref) per completion, nats", ylabel="right answers, in domain")
     axis.set_title("each run of every β\n(filled: undivided; open: divided)")
 
@@ -111,70 +93,41 @@ GROUP = 8
 COMPARED_AT = "0.1"
 """The coefficient with three seeds, at which the claims are judged."""
 COLUMNS = ("correct_in", "correct_out", "kl_per_sequence", "train_groups_without_spread", "skipped_updates")
+REWARD, DIVIDED = "k1-reward undivided", "k1-reward divided"
+ADVANTAGE, DIVIDED_ADVANTAGE = "k1-advantage-leave-one-out undivided", "k1-advantage-leave-one-out divided"
+RIGHT, OUT, EFFECTIVE = "correct_in", "correct_out", "effective"
 COMPARISONS = {
-    "k1 in the reward answers more right undivided than divided": (
-        "correct_in",
-        "k1-reward undivided",
-        "k1-reward divided",
-    ),
-    "divided, k1 in the advantage answers more right than k1 in the reward": (
-        "correct_in",
-        "k1-advantage-leave-one-out divided",
-        "k1-reward divided",
-    ),
-    "undivided, k1 in the reward answers more right than k3 as loss": (
-        "correct_in",
-        "k1-reward undivided",
-        "k3-loss undivided",
-    ),
-    "undivided, k1 in the reward answers more right than k2 as loss": (
-        "correct_in",
-        "k1-reward undivided",
-        "k2-loss undivided",
-    ),
-    "undivided, k1 in the reward answers more right than k1 in the advantage": (
-        "correct_in",
-        "k1-reward undivided",
-        "k1-advantage-leave-one-out undivided",
-    ),
-    "undivided, out of domain, k1 in the reward answers more right than k3 as loss": (
-        "correct_out",
-        "k1-reward undivided",
-        "k3-loss undivided",
-    ),
-    "the division raises the effective coefficient of k1 in the reward": (
-        "effective",
-        "k1-reward divided",
-        "k1-reward undivided",
-    ),
-    "the division lowers the effective coefficient of k1 in the advantage": (
-        "effective",
-        "k1-advantage-leave-one-out undivided",
-        "k1-advantage-leave-one-out divided",
-    ),
+    "k1 in the reward answers more right undivided than divided": (RIGHT, REWARD, DIVIDED),
+    "divided, k1 in the advantage answers more right than k1 in the reward": (RIGHT, DIVIDED_ADVANTAGE, DIVIDED),
+    "undivided, k1 in the reward answers more right than k3 as loss": (RIGHT, REWARD, "k3-loss undivided"),
+    "undivided, k1 in the reward answers more right than k2 as loss": (RIGHT, REWARD, "k2-loss undivided"),
+    "undivided, k1 in the reward answers more right than k1 in the advantage": (RIGHT, REWARD, ADVANTAGE),
+    "undivided, out of domain, k1 in the reward answers more right than k3 as loss": (OUT, REWARD, "k3-loss undivided"),
+    "the division raises the effective coefficient of k1 in the reward": (EFFECTIVE, DIVIDED, REWARD),
+    "the division lowers the effective coefficient of k1 in the advantage": (EFFECTIVE, ADVANTAGE, DIVIDED_ADVANTAGE),
 }
 """What should be higher, and than what: a column and two settings."""
 CLAIMED = tuple(COMPARISONS)[:3]
 """The comparisons that follow from the papers' claims; the others are ours."""
-EFFECTIVE = tuple(claim for claim, (column, *_) in COMPARISONS.items() if column == "effective")
+OF_COEFFICIENTS = tuple(claim for claim, (column, *_) in COMPARISONS.items() if column == EFFECTIVE)
 
 
 def run(settings: Settings) -> Numbers:
     """The settings at the last update, their paths, their comparisons, and the curve that they have in common."""
-    rows = [{**row, "effective": _measured_effective(row)} for row in rows_of(EXPERIMENT, settings)]
-    last = at_update(rows, LAST)
+    rows = [{**row, "effective": _measured_effective(row)} for row in runs.rows_of(EXPERIMENT, settings)]
+    last = runs.at_update(rows, LAST)
     return {
-        "made": provenance(rows),
-        "start": {c: at_start(rows, c) for c in COLUMNS[:2]},
-        "end": summaries(last, (*COLUMNS, "effective"), setting_of),
-        "paths": paths([row for row in rows if row["kl_coef"] in (COMPARED_AT, "0.0")], "correct_in", name_of),
+        "made": runs.provenance(rows),
+        "start": {c: runs.at_start(rows, c) for c in COLUMNS[:2]},
+        "end": runs.summaries(last, (*COLUMNS, "effective"), setting_of),
+        "paths": runs.paths([row for row in rows if row["kl_coef"] in (COMPARED_AT, "0.0")], "correct_in", name_of),
         "comparisons": {claim: _at_every_coefficient(last, *sides) for claim, sides in COMPARISONS.items()},
-        "runs": runs_of(last, name_of),
-        "curve": curve_of(last, name_of),
+        "runs": runs.runs_of(last, name_of),
+        "curve": runs.curve_of(last, name_of),
     }
 
 
-def _measured_effective(row: Row) -> str:
+def _measured_effective(row: runs.Row) -> str:
     """The effective coefficient of the updates before this row.
 
     The script measured what the division makes of the coefficient. In addition, a reward minus the mean of its group,
@@ -184,28 +137,28 @@ def _measured_effective(row: Row) -> str:
     return str(measured if row["arm"] == "k1-reward" else measured * GROUP / (GROUP - 1))
 
 
-def name_of(row: Row) -> str:
+def name_of(row: runs.Row) -> str:
     """Arm and division."""
     return f"{row['arm']} {row['division']}"
 
 
-def setting_of(row: Row) -> str:
+def setting_of(row: runs.Row) -> str:
     """Arm, division and coefficient."""
     return f"{name_of(row)} {row['kl_coef']}"
 
 
-def _at_every_coefficient(last: list[Row], column: str, higher: str, lower: str) -> dict[str, Found | None]:
+def _at_every_coefficient(last: list[runs.Row], column: str, higher: str, lower: str) -> dict[str, runs.Found | None]:
     """The difference of two arms at each coefficient, seed by seed."""
-    runs = by_setting(last, setting_of)
-    coefficients = sorted({name.rpartition(" ")[2] for name in runs} - {"0.0"}, key=float)
-    side = lambda name, c: runs.get(f"{name} {c}", [])
-    return {c: paired_if_run(side(higher, c), side(lower, c), column) for c in coefficients}
+    by_name = runs.by_setting(last, setting_of)
+    coefficients = sorted({name.rpartition(" ")[2] for name in by_name} - {"0.0"}, key=float)
+    side = lambda name, c: by_name.get(f"{name} {c}", [])
+    return {c: runs.paired_if_run(side(higher, c), side(lower, c), column) for c in coefficients}
 
 
 def check(numbers: Numbers) -> list[Check]:
     """The papers' claims at the coefficient with three seeds, and ours."""
     found = {claim: each[COMPARED_AT] for claim, each in numbers["comparisons"].items()}
     return [
-        *(exceeds_if_run(claim, found[claim]) for claim in CLAIMED),
-        *ours(*(exceeds_if_run(claim, found[claim]) for claim in EFFECTIVE)),
+        *(runs.exceeds_if_run(claim, found[claim]) for claim in CLAIMED),
+        *ours(*(runs.exceeds_if_run(claim, found[claim]) for claim in OF_COEFFICIENTS)),
     ]

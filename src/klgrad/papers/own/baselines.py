@@ -9,20 +9,7 @@ are those of other studies, at temperature 1. All models come from one file with
 from typing import TYPE_CHECKING, Any
 
 from ...drawing import BLACK, BLUE, GREY, VERMILION
-from ..runs import (
-    Found,
-    Row,
-    at_update,
-    by_setting,
-    exceeds_if_run,
-    finite_rows,
-    gaps_by_seed,
-    grouped,
-    mean_of,
-    provenance,
-    rows_of,
-    summaries,
-)
+from .. import runs
 from ..study import Check, Experiment, Numbers, Settings
 
 if TYPE_CHECKING:
@@ -52,44 +39,44 @@ CLAIMS = {
 """What should answer more right, and less."""
 
 
-def setting_of(row: Row) -> str:
+def setting_of(row: runs.Row) -> str:
     """Set of questions, and temperature."""
     return f"{row['set']} {row['temperature']}"
 
 
 def run(settings: Settings) -> Numbers:
     """Right answers by questions and temperature, and the trained policies that they are compared with."""
-    rows = rows_of(EXPERIMENT, settings)
-    trained = at_update(rows_of(TRAINED, Settings()), LAST)
+    rows = runs.rows_of(EXPERIMENT, settings)
+    trained = runs.at_update(runs.rows_of(TRAINED, Settings()), LAST)
     none = [row for row in trained if row["arm"] == "none"]
-    distilled = at_update(finite_rows(DISTILLED, Settings()), LAST_DISTILLED)
-    groups = by_setting(rows, setting_of)
+    distilled = runs.at_update(runs.finite_rows(DISTILLED, Settings()), LAST_DISTILLED)
+    groups = runs.by_setting(rows, setting_of)
     groups |= {NONE + INSIDE: _right(none, "correct_in"), NONE + OUTSIDE: _right(none, "correct_out")}
     groups[STUDENT] = [row for row in distilled if (row["arm"], row["stale"]) == ("reverse-exact", "fresh")]
     return {
-        "made": provenance(rows),
+        "made": runs.provenance(rows),
         "questions": {
             name: sum(int(row["questions"]) for row in own if row["temperature"] == SAMPLED)
-            for name, own in grouped(rows, lambda row: row["set"]).items()
+            for name, own in runs.grouped(rows, lambda row: row["set"]).items()
         },
-        "end": summaries(rows, COLUMNS, setting_of),
+        "end": runs.summaries(rows, COLUMNS, setting_of),
         "claims": {claim: _ahead(groups, *sides) for claim, sides in CLAIMS.items()},
         "trained": [[float(row[KL]), float(row["correct_in"])] for row in trained],
     }
 
 
-def _right(rows: list[Row], column: str) -> list[Row]:
+def _right(rows: list[runs.Row], column: str) -> list[runs.Row]:
     """The rows with a column of right answers under the name that the untrained model's have."""
     return [{**row, RIGHT: row[column], f"{RIGHT}_se": row[f"{column}_se"]} for row in rows]
 
 
-def _ahead(groups: dict[str, list[Row]], one: str, other: str) -> Found | None:
-    return mean_of(gaps_by_seed(groups.get(one, []), groups.get(other, []), RIGHT), "gap")
+def _ahead(groups: dict[str, list[runs.Row]], one: str, other: str) -> runs.Found | None:
+    return runs.mean_of(runs.gaps_by_seed(groups.get(one, []), groups.get(other, []), RIGHT), "gap")
 
 
 def check(numbers: Numbers) -> list[Check]:
     """Every sentence, seed by seed."""
-    return [exceeds_if_run(claim, found) for claim, found in numbers["claims"].items()]
+    return [runs.exceeds_if_run(claim, found) for claim, found in numbers["claims"].items()]
 
 
 LABELS = {INSIDE: BLACK, AS_TRAINED: BLUE, OUTSIDE: VERMILION, TEACHER: GREY}
@@ -121,6 +108,6 @@ def draw(numbers: Numbers, figure: "Figure") -> None:
     over_kl.legend(fontsize=8.5)
 
 
-def _line(axis: Any, found: list[Found], at: Any, label: str, colour: str) -> None:
+def _line(axis: Any, found: list[runs.Found], at: Any, label: str, colour: str) -> None:
     mean, error = ([each[name] for each in found] for name in ("mean", "error"))
     axis.errorbar(list(at), mean, yerr=error, fmt="o-", ms=5, lw=1.4, capsize=3, color=colour, label=label)

@@ -22,7 +22,7 @@ from ...core.rollout import Rollout
 from ...core.term import KLTerm
 from ...drawing import BLUE, GREEN, VERMILION
 from ...enumeration import END
-from ..runs import band, exceeds_over_seeds
+from ..runs import curve, exceeds_over_seeds
 from ..study import Check, Numbers, Settings, all_exceed, exceeds, over_repeats
 from ..tang_munos.first_order import REF_SCALE, VOCAB, Problems
 from .small_model import Completions, Transformer, pretrain, prompts, sample
@@ -322,8 +322,7 @@ def draw(numbers: Numbers, figure: "Figure") -> None:
     for axis, rows in zip(axes[0], LEVEL_ROWS, strict=True):
         for x in (x for x in numbers["levels"] if x["case"]["rows"] == rows):
             colour = COLOURS[x["level"]]
-            axis.plot(x["updates"], x["share"]["mean"], color=colour, label=NAMES[x["level"]])
-            band(axis, x["updates"], x["share"], colour)
+            curve(axis, {"updates": x["updates"], **x["share"]}, colour, label=NAMES[x["level"]])
         can = "can match" if rows == VOCAB else "cannot match"
         axis.set_title(f"{rows} rows of {VOCAB}: {can}\n({number} problems, ± 1 SE)", fontsize=10)
         axis.set(xlabel="updates", ylabel="length / teacher's", ylim=(0, 1.3))

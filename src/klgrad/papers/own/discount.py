@@ -18,31 +18,7 @@ from itertools import combinations, pairwise
 from typing import TYPE_CHECKING, Any
 
 from ...drawing import BLACK, BLUE, GREEN, GREY, ORANGE, VERMILION
-from ..runs import (
-    COLUMNS,
-    FIRST_SEED,
-    LAST,
-    OWN,
-    RIGHT,
-    TEACHERS,
-    Found,
-    Row,
-    at_start,
-    at_update,
-    by_setting,
-    counts,
-    exceeds_if_run,
-    finite_rows,
-    gaps_by_seed,
-    grouped,
-    mean_of,
-    nearest,
-    paired_if_run,
-    provenance,
-    rows_of,
-    summaries,
-    undecided_without,
-)
+from .. import runs
 from ..study import Check, Experiment, Numbers, Settings, all_exceed
 
 if TYPE_CHECKING:
@@ -52,32 +28,32 @@ if TYPE_CHECKING:
 # The sweep of learning rates of `discount`, with one seed: it chooses the rate at which each arm is judged.
 
 SWEEP = Experiment("discount_sweep.csv", "exp_discount.py", ("sweep",))
-SHOWN = (OWN, f"{OWN}_se", TEACHERS, RIGHT, "entropy_per_token", "distinct")
+SHOWN = (runs.OWN, f"{runs.OWN}_se", runs.TEACHERS, runs.RIGHT, "entropy_per_token", "distinct")
 
 
-def at_all_rates(rows: Iterable[Row]) -> list[Numbers]:
+def at_all_rates(rows: Iterable[runs.Row]) -> list[Numbers]:
     """Every run of the sweep after its last update."""
-    last = at_update(rows, LAST)
+    last = runs.at_update(rows, runs.LAST)
     best = best_rates(last)
     return [_run(row, best.get(arm_of(row)) == rate_of(row)) for row in last]
 
 
-def best_rates(rows: Iterable[Row]) -> dict[tuple[str, str], float]:
+def best_rates(rows: Iterable[runs.Row]) -> dict[tuple[str, str], float]:
     """The rate at which each size of a batch and arm ends nearest, by the KL on the student's completions."""
-    return {name: rate_of(row) for name, row in nearest(at_update(rows, LAST), arm_of).items()}
+    return {name: rate_of(row) for name, row in runs.nearest(runs.at_update(rows, runs.LAST), arm_of).items()}
 
 
-def rate_of(row: Row) -> float:
+def rate_of(row: runs.Row) -> float:
     """The learning rate as a number: a file may have 0.0001 or 1e-4."""
     return float(row["learning_rate"])
 
 
-def arm_of(row: Row) -> tuple[str, str]:
+def arm_of(row: runs.Row) -> tuple[str, str]:
     """Size of the batch, and arm."""
     return row["completions"], row["arm"]
 
 
-def _run(row: Row, best: bool) -> Numbers:
+def _run(row: runs.Row, best: bool) -> Numbers:
     """One run, and whether its rate is the best of its arm by the KL on the student's completions."""
     label = {name: row[name] for name in ("completions", "arm", "learning_rate")}
     return {**label, **{name: float(row[name]) for name in SHOWN}, "best": best}
@@ -109,17 +85,17 @@ ENOUGH_PAIRS = 10
 Loss = Callable[[Numbers, int], float]
 
 
-def gradients_of(settings: Settings) -> tuple[Numbers, list[Row]]:
+def gradients_of(settings: Settings) -> tuple[Numbers, list[runs.Row]]:
     """Moments with their standard errors, by updates of the student and arm, and their rows; empty before any run."""
     try:
-        rows = rows_of(GRADIENTS, settings)
+        rows = runs.rows_of(GRADIENTS, settings)
     except FileNotFoundError:
         return {}, []
-    by_student = grouped(rows, lambda row: row["update"])
+    by_student = runs.grouped(rows, lambda row: row["update"])
     return {update: {row["arm"]: _moments(row) for row in group} for update, group in by_student.items()}, rows
 
 
-def _moments(row: Row) -> Numbers:
+def _moments(row: runs.Row) -> Numbers:
     sizes = {"batches": int(row["batches"])}
     return sizes | {m: {"mean": _number(row[m]), "error": _number(row.get(f"{m}_se"))} for m in MOMENTS}
 
@@ -148,13 +124,13 @@ def _all_larger(claim: str, at: Numbers, moment: str, pairs: Iterable[tuple[str,
     for pair in pairs:
         sides = [at[arm][moment] for arm in pair if arm in at]
         if len(sides) < 2 or any(None in side.values() for side in sides):
-            return undecided_without("measurements", claim)
+            return runs.undecided_without("measurements", claim)
         # As if independent; the arms share their batches, so the error of a difference is usually smaller.
         gaps.append((sides[0]["mean"] - sides[1]["mean"], math.hypot(sides[0]["error"], sides[1]["error"])))
     return all_exceed(claim, gaps)
 
 
-def prediction_checks(gradients: Numbers, apart: dict[str, Found]) -> Iterator[Check]:
+def prediction_checks(gradients: Numbers, apart: dict[str, runs.Found]) -> Iterator[Check]:
     """Whether the gradient at the start orders the KLs at the end.
 
     Args:
@@ -167,11 +143,11 @@ def prediction_checks(gradients: Numbers, apart: dict[str, Found]) -> Iterator[C
         yield (
             _predicted(claim, gradients["0"], apart, loss)
             if "0" in gradients
-            else undecided_without("measurements", claim)
+            else runs.undecided_without("measurements", claim)
         )
 
 
-def _predicted(claim: str, at: Numbers, apart: dict[str, Found], loss: Loss) -> Check:
+def _predicted(claim: str, at: Numbers, apart: dict[str, runs.Found], loss: Loss) -> Check:
     right, pairs = _ordered(at, apart, loss)
     enough, measured = pairs >= ENOUGH_PAIRS, f"{right} of {pairs} pairs of arms that differ"
     holds = enough and right >= PREDICTED * pairs
@@ -193,13 +169,13 @@ def _variance(moments: Numbers, size: int) -> float:
     return moments[VARIANCE]["mean"] * BATCH / size
 
 
-def _ordered(at: Numbers, apart: dict[str, Found], loss: Loss) -> tuple[int, int]:
+def _ordered(at: Numbers, apart: dict[str, runs.Found], loss: Loss) -> tuple[int, int]:
     """How many pairs of arms differ at the end, and how many of them as the loss says."""
     right = pairs = 0
     known = {arm: moments for arm, moments in at.items() if all(moments[m]["mean"] is not None for m in MOMENTS)}
     for names, gap in apart.items():
         size, arm, other = names.split()
-        differ = counts({**gap, "difference": abs(gap["difference"])})
+        differ = runs.counts({**gap, "difference": abs(gap["difference"])})
         if differ and arm in known and other in known:
             pairs += 1
             right += (loss(known[arm], int(size)) > loss(known[other], int(size))) == (gap["difference"] > 0)
@@ -345,16 +321,28 @@ LARGE, SMALL = "256", "64"
 TOKEN, HALF, MOST, WHOLE = "exact-0", *(f"exact-{d}-leave-one-out" for d in ("0.5", "0.9", "1"))
 DISCOUNT_STUDENTS, OF_TEACHER = "on the student's completions", "on the teacher's completions"
 NEARER = {
-    f"a future discounted by 0.5 ends nearer than none, {DISCOUNT_STUDENTS}": (OWN, TOKEN, HALF),
-    f"a future discounted by 0.9 ends nearer than none, {DISCOUNT_STUDENTS}": (OWN, TOKEN, MOST),
-    f"the whole future ends nearer than none, {DISCOUNT_STUDENTS}": (OWN, TOKEN, WHOLE),
-    f"a future discounted by 0.9 ends nearer than the whole, {DISCOUNT_STUDENTS}": (OWN, WHOLE, MOST),
-    f"no future ends nearer than one discounted by 0.5, {OF_TEACHER}": (TEACHERS, HALF, TOKEN),
-    f"no future ends nearer than one discounted by 0.9, {OF_TEACHER}": (TEACHERS, MOST, TOKEN),
-    f"with discount 0.9, leave-one-out ends nearer than no baseline, {DISCOUNT_STUDENTS}": (OWN, "exact-0.9", MOST),
-    f"with the whole future, leave-one-out ends nearer than no baseline, {DISCOUNT_STUDENTS}": (OWN, "exact-1", WHOLE),
-    f"without a future, the exact KL ends nearer than k1, {DISCOUNT_STUDENTS}": (OWN, "k1-0-leave-one-out", TOKEN),
-    f"with the whole future, the exact KL ends nearer than k1, {DISCOUNT_STUDENTS}": (OWN, "k1-1-leave-one-out", WHOLE),
+    f"a future discounted by 0.5 ends nearer than none, {DISCOUNT_STUDENTS}": (runs.OWN, TOKEN, HALF),
+    f"a future discounted by 0.9 ends nearer than none, {DISCOUNT_STUDENTS}": (runs.OWN, TOKEN, MOST),
+    f"the whole future ends nearer than none, {DISCOUNT_STUDENTS}": (runs.OWN, TOKEN, WHOLE),
+    f"a future discounted by 0.9 ends nearer than the whole, {DISCOUNT_STUDENTS}": (runs.OWN, WHOLE, MOST),
+    f"no future ends nearer than one discounted by 0.5, {OF_TEACHER}": (runs.TEACHERS, HALF, TOKEN),
+    f"no future ends nearer than one discounted by 0.9, {OF_TEACHER}": (runs.TEACHERS, MOST, TOKEN),
+    f"with discount 0.9, leave-one-out ends nearer than no baseline, {DISCOUNT_STUDENTS}": (
+        runs.OWN,
+        "exact-0.9",
+        MOST,
+    ),
+    f"with the whole future, leave-one-out ends nearer than no baseline, {DISCOUNT_STUDENTS}": (
+        runs.OWN,
+        "exact-1",
+        WHOLE,
+    ),
+    f"without a future, the exact KL ends nearer than k1, {DISCOUNT_STUDENTS}": (runs.OWN, "k1-0-leave-one-out", TOKEN),
+    f"with the whole future, the exact KL ends nearer than k1, {DISCOUNT_STUDENTS}": (
+        runs.OWN,
+        "k1-1-leave-one-out",
+        WHOLE,
+    ),
 }
 """A measure, the arm that should end farther from the teacher, and the one that should end nearer."""
 AT_BOTH_SIZES = (
@@ -366,43 +354,45 @@ GAINS_LESS = f"a batch of 64 gains less than one of 256 by a future discounted b
 
 def run(settings: Settings) -> Numbers:
     """Every arm at its best rate and at one rate for all, comparisons, moments of gradients, and the sweep of rates."""
-    swept, rows = (finite_rows(experiment, settings) for experiment in (SWEEP, SEEDS))
+    swept, rows = (runs.finite_rows(experiment, settings) for experiment in (SWEEP, SEEDS))
     gradients, measured = gradients_of(settings)
-    best, last = best_rates(swept), at_update(rows, LAST)
-    judged = [row for row in last if row["seed"] != FIRST_SEED and rate_of(row) == best.get(arm_of(row))]
-    runs = by_setting(judged, setting_of)
+    best, last = best_rates(swept), runs.at_update(rows, runs.LAST)
+    judged = [row for row in last if row["seed"] != runs.FIRST_SEED and rate_of(row) == best.get(arm_of(row))]
+    by_name = runs.by_setting(judged, setting_of)
     return {
-        "made": provenance([*rows, *measured, *swept]),
-        "start": {column: at_start(rows, column) for column in COLUMNS},
-        "end": summaries(judged, COLUMNS, setting_of),
-        "one_rate": summaries((row for row in last if rate_of(row) == ONE_RATE), COLUMNS, setting_of),
+        "made": runs.provenance([*rows, *measured, *swept]),
+        "start": {column: runs.at_start(rows, column) for column in runs.COLUMNS},
+        "end": runs.summaries(judged, runs.COLUMNS, setting_of),
+        "one_rate": runs.summaries((row for row in last if rate_of(row) == ONE_RATE), runs.COLUMNS, setting_of),
         "comparisons": {
-            claim: {size: mean_of(_ahead(runs, size, *by), "gap") for size in (LARGE, SMALL)}
+            claim: {size: runs.mean_of(_ahead(by_name, size, *by), "gap") for size in (LARGE, SMALL)}
             for claim, by in NEARER.items()
         },
-        "gains less": paired_if_run(*(_ahead(runs, size, *NEARER[AT_BOTH_SIZES[0]]) for size in (LARGE, SMALL)), "gap"),
-        "apart": _apart(runs),
+        "gains less": runs.paired_if_run(
+            *(_ahead(by_name, size, *NEARER[AT_BOTH_SIZES[0]]) for size in (LARGE, SMALL)), column="gap"
+        ),
+        "apart": _apart(by_name),
         "gradients": gradients,
         "rates": at_all_rates(swept),
     }
 
 
-def setting_of(row: Row) -> str:
+def setting_of(row: runs.Row) -> str:
     """Size of the batch, and arm."""
     return " ".join(arm_of(row))
 
 
-def _ahead(runs: dict[str, list[Row]], size: str, measure: str, farther: str, nearer: str) -> list[Row]:
+def _ahead(by_name: dict[str, list[runs.Row]], size: str, measure: str, farther: str, nearer: str) -> list[runs.Row]:
     """The differences of two arms, seed by seed."""
-    return gaps_by_seed(*(runs.get(f"{size} {arm}", []) for arm in (farther, nearer)), measure)
+    return runs.gaps_by_seed(*(by_name.get(f"{size} {arm}", []) for arm in (farther, nearer)), column=measure)
 
 
-def _apart(runs: dict[str, list[Row]]) -> dict[str, Found]:
+def _apart(by_name: dict[str, list[runs.Row]]) -> dict[str, runs.Found]:
     """The difference of any two arms with batches of one size, on the student's completions, seed by seed."""
     found = {}
-    for one, other in combinations(runs, 2):
+    for one, other in combinations(by_name, 2):
         (size, arm), (other_size, other_arm) = one.split(), other.split()
-        if size == other_size and (gap := paired_if_run(runs[one], runs[other], OWN)):
+        if size == other_size and (gap := runs.paired_if_run(by_name[one], by_name[other], runs.OWN)):
             found[f"{size} {arm} {other_arm}"] = gap
     return found
 
@@ -410,7 +400,7 @@ def _apart(runs: dict[str, list[Row]]) -> dict[str, Found]:
 def check(numbers: Numbers) -> list[Check]:
     """Sentences about the training runs, about the gradients, and about what the gradients predict of the runs."""
     compared = numbers["comparisons"]
-    found = [exceeds_if_run(claim, at[LARGE]) for claim, at in compared.items()]
-    found += [exceeds_if_run(f"with batches of 64, {claim}", compared[claim][SMALL]) for claim in AT_BOTH_SIZES]
-    found.append(exceeds_if_run(GAINS_LESS, numbers["gains less"]))
+    found = [runs.exceeds_if_run(claim, at[LARGE]) for claim, at in compared.items()]
+    found += [runs.exceeds_if_run(f"with batches of 64, {claim}", compared[claim][SMALL]) for claim in AT_BOTH_SIZES]
+    found.append(runs.exceeds_if_run(GAINS_LESS, numbers["gains less"]))
     return [*found, *gradient_checks(numbers["gradients"]), *prediction_checks(numbers["gradients"], numbers["apart"])]

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from ...drawing import BLACK, BLUE, GREEN, GREY, ORANGE, VERMILION
-from ..runs import band, exceeds_over_seeds
+from ..runs import curve, exceeds_over_seeds
 from ..study import Check, Numbers, Settings, exceeds, over_repeats
 from .small_model import Transformer, pretrain, prompts, sample
 
@@ -335,12 +335,11 @@ def draw(numbers: Numbers, figure: "Figure") -> None:
     figure.set_size_inches(13, 4.6)
     learnt, lead, model = figure.subplots(1, 3)
     for name, (colour, line) in LOOKS.items():
-        path = numbers["main"][name]["right"]
-        learnt.plot(numbers["updates"], path["mean"], line, color=colour, label=name)
-        band(learnt, numbers["updates"], path, colour)
+        path = {"updates": numbers["updates"], **numbers["main"][name]["right"]}
+        curve(learnt, path, colour, line, label=name)
     learnt.set_title(f"64 prompts, 16 features\n({numbers['seeds']} seeds, ± 1 SE)", fontsize=10)
-    learnt.set(xlabel="updates", ylabel="right answers", ylim=(0, 1.15))
-    learnt.legend(fontsize=8, ncols=2, loc="upper left")
+    learnt.set(xlabel="updates", ylabel="right answers")
+    learnt.legend(fontsize=8)
     labels = []
     for i, x in enumerate(numbers["varied"]):
         labels.append(f"{x['varied']} {x['task'][x['varied']]:g}")

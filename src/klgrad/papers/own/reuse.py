@@ -16,27 +16,7 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from ...drawing import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY
-from ..runs import (
-    COLUMNS as DISTILLED,
-    FIRST_SEED,
-    OWN,
-    RIGHT,
-    TEACHERS,
-    Found,
-    Row,
-    at_start,
-    below_if_run,
-    equal_over_seeds,
-    exceeds_if_run,
-    excess_by_seed,
-    finite_rows,
-    grouped,
-    mean_of,
-    nearest,
-    over_seeds,
-    paired_if_run,
-    provenance,
-)
+from .. import runs
 from ..study import Check, Experiment, Numbers, Settings
 
 if TYPE_CHECKING:
@@ -116,10 +96,10 @@ EXPERIMENT = Experiment(
 )
 PER_COMPLETION = "kl_per_sequence"
 """KL(student‖teacher) of whole completions: students differ in the length of theirs."""
-COLUMNS = (*DISTILLED, PER_COMPLETION)
+COLUMNS = (*runs.COLUMNS, PER_COMPLETION)
 BY_SEED = (
     "seed",
-    *(f"{column}{end}" for column in (OWN, TEACHERS, RIGHT) for end in ("", "_se")),
+    *(f"{column}{end}" for column in (runs.OWN, runs.TEACHERS, runs.RIGHT) for end in ("", "_se")),
     PER_COMPLETION,
     "seconds",
 )
@@ -138,7 +118,7 @@ def named(trainer: str, uses: int | str, size: int | str) -> str:
 ONCE, TWICE, FOUR, EIGHT = (named("klgrad", uses, WHOLE_BATCH) for uses in (1, 2, 4, 8))
 SMALL_ONCE, SMALL_TWICE = (named("klgrad", uses, 64) for uses in (1, 2))
 SMALLEST = named("klgrad", 1, 32)
-MEASURES = {OWN: "on the student's completions", TEACHERS: "on the teacher's completions"}
+MEASURES = {runs.OWN: "on the student's completions", runs.TEACHERS: "on the teacher's completions"}
 NEARER = {
     "2 uses end nearer than 1": (ONCE, TWICE),
     "4 uses end nearer than 1": (ONCE, FOUR),
@@ -163,11 +143,11 @@ def run(settings: Settings) -> Numbers:
     """Every setting with the first seed, and every arm at its best setting with the others, over completions."""
     rows = _rows(settings)
     best = best_settings(rows)
-    chosen = [row for row in rows if row["seed"] != FIRST_SEED and best.get(arm_of(row)) == setting_of(row)]
-    arms = grouped(chosen, arm_of)
+    chosen = [row for row in rows if row["seed"] != runs.FIRST_SEED and best.get(arm_of(row)) == setting_of(row)]
+    arms = runs.grouped(chosen, arm_of)
     return {
-        "made": provenance(rows),
-        "start": {column: at_start(rows, column) for column in COLUMNS},
+        "made": runs.provenance(rows),
+        "start": {column: runs.at_start(rows, column) for column in COLUMNS},
         "settings": {arm: " ".join(setting) for arm, setting in best.items()},
         "sweep": _sweep(rows),
         "end": _at(arms, ALL),
@@ -176,75 +156,75 @@ def run(settings: Settings) -> Numbers:
     }
 
 
-def _rows(settings: Settings) -> list[Row]:
+def _rows(settings: Settings) -> list[runs.Row]:
     """The evaluations of all files that are there; those of TRL's trainer may not have been made."""
-    found = finite_rows(EXPERIMENT, settings)
+    found = runs.finite_rows(EXPERIMENT, settings)
     for other in EXPERIMENT.also:
         try:
-            found += finite_rows(other, settings)
+            found += runs.finite_rows(other, settings)
         except FileNotFoundError:
             continue
     return found
 
 
-def arm_of(row: Row) -> str:
+def arm_of(row: runs.Row) -> str:
     """The name of a row's arm."""
     return named(row.get("trainer") or "klgrad", row["uses"], _size(row))
 
 
-def _size(row: Row) -> str:
+def _size(row: runs.Row) -> str:
     return row.get("completions") or WHOLE_BATCH
 
 
-def setting_of(row: Row) -> tuple[str, str]:
+def setting_of(row: runs.Row) -> tuple[str, str]:
     """Learning rate and schedule."""
     return row["learning_rate"], row["schedule"]
 
 
-def completions_of(row: Row) -> int:
+def completions_of(row: runs.Row) -> int:
     """How many completions were sampled up to this evaluation."""
     return int(row["update"]) // int(row["uses"]) * int(_size(row))
 
 
-def best_settings(rows: Iterable[Row]) -> dict[str, tuple[str, str]]:
+def best_settings(rows: Iterable[runs.Row]) -> dict[str, tuple[str, str]]:
     """The setting with which each arm ends nearest, by its runs of the first seed that have ended."""
     ended = (row for row in rows if completions_of(row) == ALL)
-    return {arm: setting_of(row) for arm, row in nearest(ended, arm_of).items()}
+    return {arm: setting_of(row) for arm, row in runs.nearest(ended, arm_of).items()}
 
 
-def _sweep(rows: list[Row]) -> dict[str, dict[str, float]]:
+def _sweep(rows: list[runs.Row]) -> dict[str, dict[str, float]]:
     """The last KL on the student's completions with the first seed, by arm and setting."""
     found: dict[str, dict[str, float]] = {}
     for row in rows:
-        if row["seed"] == FIRST_SEED and completions_of(row) == ALL:
-            found.setdefault(arm_of(row), {})[" ".join(setting_of(row))] = float(row[OWN])
+        if row["seed"] == runs.FIRST_SEED and completions_of(row) == ALL:
+            found.setdefault(arm_of(row), {})[" ".join(setting_of(row))] = float(row[runs.OWN])
     return found
 
 
-def _at(arms: dict[str, list[Row]], completions: int) -> Numbers:
+def _at(arms: dict[str, list[runs.Row]], completions: int) -> Numbers:
     """All columns of every arm after so many completions, with the seconds of training."""
     found = {}
     for arm, group in arms.items():
         if here := [row for row in group if completions_of(row) == completions]:
-            found[arm] = {column: over_seeds(here, column) for column in COLUMNS} | {"seconds": _seconds(here)}
+            found[arm] = {column: runs.over_seeds(here, column) for column in COLUMNS} | {"seconds": _seconds(here)}
             found[arm]["rows"] = [{name: row.get(name) or "" for name in BY_SEED} for row in here]
     return found
 
 
-def _seconds(rows: list[Row]) -> Found | None:
+def _seconds(rows: list[runs.Row]) -> runs.Found | None:
     """None if a run was not timed."""
-    return over_seeds(rows, "seconds") if all(row.get("seconds") for row in rows) else None
+    return runs.over_seeds(rows, "seconds") if all(row.get("seconds") for row in rows) else None
 
 
-def _path(rows: list[Row]) -> dict[str, list[Any]]:
+def _path(rows: list[runs.Row]) -> dict[str, list[Any]]:
     """Both KLs of an arm over the completions, with its updates."""
-    found: dict[str, list[Any]] = {name: [] for name in ("completions", "updates", OWN, TEACHERS)}
+    found: dict[str, list[Any]] = {name: [] for name in ("completions", "updates", runs.OWN, runs.TEACHERS)}
     for completions in sorted({completions_of(row) for row in rows}):
         here = [row for row in rows if completions_of(row) == completions]
         found["completions"].append(completions)
         found["updates"].append(int(here[0]["update"]))
-        for column in (OWN, TEACHERS):
-            found[column].append(over_seeds(here, column))
+        for column in (runs.OWN, runs.TEACHERS):
+            found[column].append(runs.over_seeds(here, column))
     return found
 
 
@@ -261,36 +241,36 @@ def check(numbers: Numbers) -> list[Check]:
 
 
 def _by_one_kl(end: Numbers, measure: str, words: str) -> Iterator[Check]:
-    less = lambda farther, nearer: paired_if_run(_rows_at(end, farther), _rows_at(end, nearer), measure)
+    less = lambda farther, nearer: runs.paired_if_run(_rows_at(end, farther), _rows_at(end, nearer), measure)
     for claim, (farther, nearer) in NEARER.items():
-        yield exceeds_if_run(f"{claim}, {words}", less(farther, nearer))
+        yield runs.exceeds_if_run(f"{claim}, {words}", less(farther, nearer))
     trl = nearest_of_trl(end, measure)
     for uses, arm in REUSED.items():
-        yield exceeds_if_run(f"{uses} uses end nearer than TRL's trainer, {words}", less(trl, arm))
+        yield runs.exceeds_if_run(f"{uses} uses end nearer than TRL's trainer, {words}", less(trl, arm))
     claim = f"1 use ends as near as TRL's reverse KL, within a tenth, {words}"
     same = named("trl-reverse", 1, WHOLE_BATCH)
-    excess = mean_of(excess_by_seed(_rows_at(end, ONCE), _rows_at(end, same), measure), "excess")
-    yield equal_over_seeds(claim, excess, CLOSE) if excess else exceeds_if_run(claim, None)
+    excess = runs.mean_of(runs.excess_by_seed(_rows_at(end, ONCE), _rows_at(end, same), measure), "excess")
+    yield runs.equal_over_seeds(claim, excess, CLOSE) if excess else runs.exceeds_if_run(claim, None)
 
 
 def _right_answers(end: Numbers) -> Iterator[Check]:
-    less = lambda other: paired_if_run(_rows_at(end, FOUR), _rows_at(end, other), RIGHT)
+    less = lambda other: runs.paired_if_run(_rows_at(end, FOUR), _rows_at(end, other), runs.RIGHT)
     trl = [arm for arm in end if arm.startswith("trl")]
-    yield exceeds_if_run("4 uses answer more right than 1", less(ONCE))
-    most = max(trl, key=lambda arm: end[arm][RIGHT]["mean"]) if trl else None
-    yield exceeds_if_run("4 uses answer more right than TRL's trainer", less(most))
+    yield runs.exceeds_if_run("4 uses answer more right than 1", less(ONCE))
+    most = max(trl, key=lambda arm: end[arm][runs.RIGHT]["mean"]) if trl else None
+    yield runs.exceeds_if_run("4 uses answer more right than TRL's trainer", less(most))
 
 
 def _with_half(numbers: Numbers) -> Iterator[Check]:
     end = numbers["end"]
-    others = {"1 use": ONCE, "TRL's trainer": nearest_of_trl(end, OWN)}
+    others = {"1 use": ONCE, "TRL's trainer": nearest_of_trl(end, runs.OWN)}
     for (words, arm), uses in product(others.items(), ("4", "8")):
-        claim = f"{uses} uses of half of the completions are nearer than {words} with all, {MEASURES[OWN]}"
+        claim = f"{uses} uses of half of the completions are nearer than {words} with all, {MEASURES[runs.OWN]}"
         half = _rows_at(numbers["half"], REUSED[uses])
-        yield exceeds_if_run(claim, paired_if_run(_rows_at(end, arm), half, OWN))
+        yield runs.exceeds_if_run(claim, runs.paired_if_run(_rows_at(end, arm), half, runs.OWN))
 
 
-def _rows_at(found: Numbers, arm: str | None) -> list[Row]:
+def _rows_at(found: Numbers, arm: str | None) -> list[runs.Row]:
     """The runs of an arm; none for an arm without runs."""
     return found[arm]["rows"] if arm in found else []
 
@@ -298,5 +278,5 @@ def _rows_at(found: Numbers, arm: str | None) -> list[Row]:
 def _by_seconds(end: Numbers) -> Iterator[Check]:
     """Of our own trainer alone: TRL's is run without what makes ours sample faster."""
     four, once = ([row for row in _rows_at(end, arm) if row.get("seconds")] for arm in (FOUR, ONCE))
-    longer = mean_of(excess_by_seed(four, once, "seconds"), "excess")
-    yield below_if_run("4 uses take less than twice the seconds of 1", longer, TWICE_AS_LONG)
+    longer = runs.mean_of(runs.excess_by_seed(four, once, "seconds"), "excess")
+    yield runs.below_if_run("4 uses take less than twice the seconds of 1", longer, TWICE_AS_LONG)

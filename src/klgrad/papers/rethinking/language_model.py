@@ -11,23 +11,7 @@ trend. Design, table and limits: docs/experiments.md.
 from typing import TYPE_CHECKING, Any
 
 from ...drawing import STYLES
-from ..runs import (
-    Found,
-    Row,
-    at_start,
-    at_update,
-    band,
-    counts,
-    equal_over_seeds,
-    exceeds_if_run,
-    grouped,
-    paired_if_run,
-    paths,
-    provenance,
-    rows_of,
-    summaries,
-    undecided_without_runs,
-)
+from .. import runs
 from ..study import Check, Experiment, Numbers, Settings
 
 if TYPE_CHECKING:
@@ -72,11 +56,7 @@ def draw(numbers: Numbers, figure: "Figure") -> None:
 def _updates(axis: Any, paths: Numbers, rate: str) -> None:
     """Means over seeds, with bands of one standard error."""
     for arm, (label, colour, line) in LABELS.items():
-        path = paths.get(f"{arm} {rate}")
-        if path is None:
-            continue
-        axis.plot(path["updates"], path["mean"], color=colour, linestyle=line, label=label)
-        band(axis, path["updates"], path, colour, alpha=0.15)
+        runs.curve(axis, paths.get(f"{arm} {rate}"), colour, line, alpha=0.15, label=label)
 
 
 EXPERIMENT = Experiment("rethinking.csv", "exp_rethinking.py")
@@ -107,33 +87,33 @@ HIGHER = {
 """What should be higher, and than what: a column and two arms."""
 
 
-def setting_of(row: Row) -> str:
+def setting_of(row: runs.Row) -> str:
     """Arm and learning rate."""
     return f"{row['arm']} {float(row['learning_rate']):g}"
 
 
 def run(settings: Settings) -> Numbers:
     """Every arm and rate at the last update, and what the figure shows over updates."""
-    rows = [_with_error(row) for row in rows_of(EXPERIMENT, settings)]
-    last = [{**row, **_noise(rows, row)} for row in at_update(rows, LAST)]
+    rows = [_with_error(row) for row in runs.rows_of(EXPERIMENT, settings)]
+    last = [{**row, **_noise(rows, row)} for row in runs.at_update(rows, LAST)]
     measured = lambda column: [row for row in rows if row[column]]  # nothing is trained before the first evaluation
     return {
-        "made": provenance(rows),
-        "start": {column: at_start(rows, column) for column in HELD_OUT},
-        "end": summaries(last, COLUMNS, setting_of),
-        "gaps": {rate: _gaps(grouped(last, setting_of), rate) for rate in RATES},
-        "stopped": {name: _stopped(group) for name, group in grouped(rows, setting_of).items()},
-        "paths": {column: paths(measured(column), column, setting_of) for column in PANELS},
+        "made": runs.provenance(rows),
+        "start": {column: runs.at_start(rows, column) for column in HELD_OUT},
+        "end": runs.summaries(last, COLUMNS, setting_of),
+        "gaps": {rate: _gaps(runs.grouped(last, setting_of), rate) for rate in RATES},
+        "stopped": {name: _stopped(group) for name, group in runs.grouped(rows, setting_of).items()},
+        "paths": {column: runs.paths(measured(column), column, setting_of) for column in PANELS},
     }
 
 
-def _with_error(row: Row) -> Row:
+def _with_error(row: runs.Row) -> runs.Row:
     """The row with the standard error of its training reward, a mean over the updates since the last evaluation."""
     noise = row["train_reward_noise"]
     return {**row, "train_reward_se": str(float(noise) / EVERY**0.5) if noise else ""}
 
 
-def _noise(rows: list[Row], last: Row) -> Row:
+def _noise(rows: list[runs.Row], last: runs.Row) -> runs.Row:
     """The noise of a whole run, with its standard error.
 
     A standard deviation from n differences of neighbours has the relative error √(3/4n) if the noise is normal.
@@ -144,9 +124,9 @@ def _noise(rows: list[Row], last: Row) -> Row:
     return {"noise": str(noise), "noise_se": str(noise * (3 / (4 * differences)) ** 0.5)}
 
 
-def _stopped(rows: list[Row]) -> int:
+def _stopped(rows: list[runs.Row]) -> int:
     """The number of runs whose weights were not finite before the last update; they have no part in any mean."""
-    return len({row["job"] for row in rows}) - len(at_update(rows, LAST))
+    return len({row["job"] for row in rows}) - len(runs.at_update(rows, LAST))
 
 
 def check(numbers: Numbers) -> list[Check]:
@@ -154,24 +134,23 @@ def check(numbers: Numbers) -> list[Check]:
     return [check for rate in RATES for check in _at_rate(numbers["gaps"][rate], rate)]
 
 
-def _gaps(last: dict[str, list[Row]], rate: str) -> dict[str, Found | None]:
+def _gaps(last: dict[str, list[runs.Row]], rate: str) -> dict[str, runs.Found | None]:
     """The differences of `SAME` and `HIGHER` at one rate, seed by seed."""
-    runs = lambda arm: last.get(f"{arm} {rate}", [])
-    sides = SAME | HIGHER
-    return {claim: paired_if_run(runs(one), runs(other), column) for claim, (column, one, other) in sides.items()}
+    at_rate = {name.split()[0]: group for name, group in last.items() if name.endswith(f" {rate}")}
+    return runs.differences(SAME | HIGHER, at_rate)
 
 
-def _at_rate(gaps: dict[str, Found | None], rate: str) -> list[Check]:
+def _at_rate(gaps: dict[str, runs.Found | None], rate: str) -> list[Check]:
     # How far from no KL still counts as no KL; None if k2 as a loss has no effect to compare with.
     effect = gaps["k2 as loss ends nearer to ref than no KL"]
-    margins = (SAME_REWARD, SAME_KL * effect["difference"] if effect and counts(effect) else None)
+    margins = (SAME_REWARD, SAME_KL * effect["difference"] if effect and runs.counts(effect) else None)
     found = [_same(f"{claim}, rate {rate}", gaps[claim], at) for claim, at in zip(SAME, margins, strict=True)]
-    return [*found, *(exceeds_if_run(f"{claim}, rate {rate}", gaps[claim]) for claim in HIGHER)]
+    return [*found, *(runs.exceeds_if_run(f"{claim}, rate {rate}", gaps[claim]) for claim in HIGHER)]
 
 
-def _same(claim: str, found: Found | None, margin: float | None) -> Check:
+def _same(claim: str, found: runs.Found | None, margin: float | None) -> Check:
     if found is None:
-        return undecided_without_runs(claim)
+        return runs.undecided_without_runs(claim)
     if margin is None:
         return Check(claim, "no margin: k2 as loss is not nearer to ref either", holds=False, decided=False)
-    return equal_over_seeds(claim, found, margin)
+    return runs.equal_over_seeds(claim, found, margin)

@@ -13,24 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ...drawing import STYLES
-from ..runs import (
-    Row,
-    at_update,
-    equal_over_seeds,
-    error_at,
-    error_of_kl_at,
-    exceeds_over_seeds,
-    grouped,
-    kl_at,
-    mean_of,
-    over_seeds,
-    paired_if_run,
-    points_of,
-    provenance,
-    right_at,
-    rows_of,
-    runs_of,
-)
+from .. import runs
 from ..study import Check, Experiment, Numbers, Settings
 
 if TYPE_CHECKING:
@@ -124,68 +107,62 @@ CLOSE = 0.25
 
 def run(settings: Settings) -> Numbers:
     """The KL at a share of right answers by arm, right answers at equal KL, and all points."""
-    rows = [row for row in rows_of(EXPERIMENT, settings) if row["arm"] in ARMS]
+    rows = [row for row in runs.rows_of(EXPERIMENT, settings) if row["arm"] in ARMS]
     for other in EXPERIMENT.also:
-        rows += [row for row in rows_of(other, settings) if _belongs(row)]
-    start = over_seeds(at_update(rows, 0), "correct_in")["mean"]
+        rows += [row for row in runs.rows_of(other, settings) if _belongs(row)]
+    start = runs.over_seeds(runs.at_update(rows, 0), "correct_in")["mean"]
     trained = [row for row in rows if row["update"] != "0"]
-    by_arm = grouped(trained, _arm)
+    by_arm = runs.grouped(trained, runs.arm_of)
     reached = {arm: _reached(by_arm[arm], start) for arm in LIMITED}
     return {
-        "made": provenance(rows),
+        "made": runs.provenance(rows),
         "start": start,
-        "arms": {arm: over_seeds(found, "kl") if found else None for arm, found in reached.items()},
-        "apart": paired_if_run(reached[K3], reached[SOUND], "kl"),
+        "arms": {arm: runs.over_seeds(found, "kl") if found else None for arm, found in reached.items()},
+        "apart": runs.paired_if_run(reached[K3], reached[SOUND], "kl"),
         "gaps": {name: _gap(by_arm, start, *sides) for name, sides in GAPS.items()},
-        "points": runs_of(trained, _arm),
+        "points": runs.runs_of(trained, runs.arm_of),
     }
 
 
-def _belongs(row: Row) -> bool:
+def _belongs(row: runs.Row) -> bool:
     """Of the runs that compare the division by a standard deviation, only k2 as a loss without it."""
     return row["arm"] in ARMS if "division" not in row else (row["arm"], row["division"]) == (K2, "undivided")
 
 
-def _arm(row: Row) -> str:
-    return row["arm"]
-
-
-def _seed(row: Row) -> str:
-    return row["seed"]
-
-
-def _reached(rows: list[Row], start: float) -> list[Row]:
+def _reached(rows: list[runs.Row], start: float) -> list[runs.Row]:
     """The KL of each seed at which right answers reach `SHARE`, with its error; none if a seed has no value."""
     found = []
-    for seed, own in grouped(rows, _seed).items():
-        value = kl_at(points_of(own), start, SHARE)
+    for seed, own in runs.grouped(rows, runs.seed_of).items():
+        value = runs.kl_at(runs.points_of(own), start, SHARE)
         if value is None:
             return []
-        found.append({"seed": seed, "kl": str(value), "kl_se": str(error_of_kl_at(own, start, value))})
+        found.append({"seed": seed, "kl": str(value), "kl_se": str(runs.error_of_kl_at(own, start, value))})
     return found
 
 
-def _gap(by_arm: dict[str, list[Row]], start: float, arm: str, coef: str, other: str, sign: int) -> dict[str, float]:
+def _gap(
+    by_arm: dict[str, list[runs.Row]], start: float, arm: str, coef: str, other: str, sign: int
+) -> dict[str, float]:
     """Right answers of an arm at its last update, less those of another arm's curve at the same KL and seed."""
-    found, curves = [], grouped(by_arm[other], _seed)
-    for end in at_update((row for row in by_arm[arm] if row["kl_coef"] == coef), LAST):
+    found, curves = [], runs.grouped(by_arm[other], runs.seed_of)
+    for end in runs.at_update((row for row in by_arm[arm] if row["kl_coef"] == coef), LAST):
         curve, kl = curves[end["seed"]], float(end["kl_per_sequence"])
-        there = right_at(points_of(curve), start, kl)
-        error = math.hypot(float(end["correct_in_se"]), error_at(curve, kl))
+        there = runs.right_at(runs.points_of(curve), start, kl)
+        error = math.hypot(float(end["correct_in_se"]), runs.error_at(curve, kl))
         found.append({"gap": str(sign * (float(end["correct_in"]) - there)), "gap_se": str(error)})
-    return mean_of(found, "gap") or {}
+    return runs.mean_of(found, "gap") or {}
 
 
 def check(numbers: Numbers) -> list[Check]:
     """The paper's sentences, and ours on the exact KL with a discounted future."""
     found = []
     for claim, gap in numbers["gaps"].items():
-        check = exceeds_over_seeds(f"at equal KL, {claim}", gap)
+        check = runs.exceeds_over_seeds(f"at equal KL, {claim}", gap)
         found.append(replace(check, ours=GAPS[claim][0] == DISCOUNTED))
     sound, apart = numbers["arms"][SOUND], numbers["apart"]
     claim = "k3 as loss and k1 in the reward need the same KL for 25% right answers, within a quarter"
     if apart is None:
         found.append(Check(claim, "no value: not every seed reaches it", holds=False, decided=False))
     else:
-        found.append(equal_over_seeds(claim, apart, CLOSE * sound["mean"]))
+        found.append(runs.equal_over_seeds(claim, apart, CLOSE * sound["mean"]))
     return found

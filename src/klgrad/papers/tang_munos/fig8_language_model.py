@@ -15,20 +15,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from ...drawing import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION
-from ..runs import (
-    Found,
-    Row,
-    at_update,
-    below_if_run,
-    exceeds_if_run,
-    finite_rows,
-    grouped,
-    mean_of,
-    over_seeds,
-    paired_if_run,
-    provenance,
-    summaries,
-)
+from .. import runs
 from ..study import Check, Experiment, Numbers, Settings, ours
 from .fig8_sequences import LITTLE
 
@@ -64,32 +51,29 @@ def draw(numbers: Numbers, figure: "Figure") -> None:
     figure.set_size_inches(15, 8.6)
     axes = figure.subplots(2, 3)
     for across, (lengths, title) in zip(axes, TITLES.items(), strict=True):
-        runs = {arm: numbers["runs"][f"{lengths} {arm}"] for arm in STYLES}
+        by_arm = {arm: numbers["runs"][f"{lengths} {arm}"] for arm in STYLES}
         for axis, (measure, label) in zip(across, PANELS.items(), strict=False):
             for arm, (name, color, line) in list(STYLES.items())[:MOST_LINES]:
-                at = [median(run[measure][i] for run in runs[arm]) for i in range(len(numbers["updates"]))]
+                at = [median(run[measure][i] for run in by_arm[arm]) for i in range(len(numbers["updates"]))]
                 axis.plot(numbers["updates"], at, line, color=color, label=name, lw=1.8)
             axis.set_title(f"{title}: {label}\nmedians of 6 seeds (k3: 3)", fontsize=9.5)
             axis.set_xlabel("updates")
-        _each_end(runs, across[2])
+        _each_end(by_arm, across[2])
         across[2].set_title(f"{title}: {PANELS[KL]}\neach run after 40 updates", fontsize=9.5)
         for axis in across:
             axis.grid(alpha=0.25)
-            axis.set_yscale("log")
-            axis.yaxis.set_major_formatter("{x:g}")
-            axis.yaxis.set_minor_formatter("{x:g}")
-            axis.tick_params(which="both", axis="y", labelsize=8)
+            runs.logarithmic(axis)
     for name, color, line in list(STYLES.values())[MOST_LINES:]:
         axes[0][0].plot([], [], line, color=color, label=f"{name} (ends alone)")
     figure.legend(*axes[0][0].get_legend_handles_labels(), ncols=4, loc="outside lower center")
 
 
-def _each_end(runs: dict[str, list[dict[str, list[float]]]], axis: Any) -> None:
+def _each_end(by_arm: dict[str, list[dict[str, list[float]]]], axis: Any) -> None:
     """The KL of each run; open if its completions are of a few tokens only."""
     for i, (arm, (_, color, _)) in enumerate(STYLES.items()):
-        for j, run in enumerate(runs[arm]):
+        for j, run in enumerate(by_arm[arm]):
             face = "none" if run["length"][-1] < SHORT else color
-            axis.plot(i + 0.1 * (j - (len(runs[arm]) - 1) / 2), run[KL][-1], "o", color=color, mfc=face, ms=5)
+            axis.plot(i + 0.1 * (j - (len(by_arm[arm]) - 1) / 2), run[KL][-1], "o", color=color, mfc=face, ms=5)
     axis.set_xticks([])
     axis.set_xlabel(f"arms in the order of the legend; open: fewer than {SHORT} tokens")
 
@@ -120,45 +104,45 @@ FARTHER = "on the teacher's completions the best sequence-level student is farth
 
 def run(settings: Settings) -> Numbers:
     """Every arm over updates, and the differences of the claim, seed by seed."""
-    rows = finite_rows(EXPERIMENT, settings)
+    rows = runs.finite_rows(EXPERIMENT, settings)
     judged = _judged(rows)
     updates = sorted({int(row["update"]) for row in rows})
-    at = [summaries(at_update(judged, update), COLUMNS, setting_of) for update in updates]
-    by_name = grouped(judged, setting_of)
+    at = [runs.summaries(runs.at_update(judged, update), COLUMNS, setting_of) for update in updates]
+    by_name = runs.grouped(judged, setting_of)
     return {
-        "made": provenance(rows),
+        "made": runs.provenance(rows),
         "updates": updates,
         "rates": {setting_of(row): row["learning_rate"] for row in rows},
         "progress": {lengths: _progress(rows, lengths) for lengths in LENGTHS},
         "arms": {name: {column: [found[name][column] for found in at] for column in COLUMNS} for name in at[0]},
         "runs": {name: _runs(group) for name, group in by_name.items()},
-        "differences": {lengths: _differences(at_update(rows, LAST), lengths) for lengths in LENGTHS},
+        "differences": {lengths: _differences(runs.at_update(rows, LAST), lengths) for lengths in LENGTHS},
     }
 
 
-def _judged(rows: list[Row]) -> list[Row]:
+def _judged(rows: list[runs.Row]) -> list[runs.Row]:
     """The runs with fresh seeds, and all runs of an arm that has none."""
     with_fresh = {setting_of(row) for row in rows if row["seed"] in FRESH_SEEDS}
     return [row for row in rows if row["seed"] in FRESH_SEEDS or setting_of(row) not in with_fresh]
 
 
-def _runs(rows: list[Row]) -> list[dict[str, list[float]]]:
+def _runs(rows: list[runs.Row]) -> list[dict[str, list[float]]]:
     """What is drawn of each run, over updates."""
-    by_seed = grouped(rows, lambda row: row["seed"]).values()
+    by_seed = runs.grouped(rows, runs.seed_of).values()
     return [{column: [float(row[column]) for row in own] for column in (*PANELS, "length")} for own in by_seed]
 
 
-def _differences(last: list[Row], lengths: str) -> dict[str, Found | None]:
+def _differences(last: list[runs.Row], lengths: str) -> dict[str, runs.Found | None]:
     """The arm that should be higher less the other, by the seeds of `_judged` of both, or by all that both have."""
-    by_arm = grouped((row for row in last if row["lengths"] == lengths), lambda row: row["arm"])
+    by_arm = runs.grouped((row for row in last if row["lengths"] == lengths), runs.arm_of)
     fresh = {arm: [row for row in own if row["seed"] in FRESH_SEEDS] for arm, own in by_arm.items()}
 
-    def less(one: str, other: str, column: str) -> Found | None:
+    def less(one: str, other: str, column: str) -> runs.Found | None:
         chosen = fresh if fresh[one] and fresh[other] else by_arm
-        return paired_if_run(chosen[one], chosen[other], column)
+        return runs.paired_if_run(chosen[one], chosen[other], column)
 
-    judged = {name.split()[1]: own for name, own in grouped(_judged(last), setting_of).items() if lengths in name}
-    forward = lambda arm: over_seeds(judged[arm], FORWARD)["mean"]
+    judged = {name.split()[1]: own for name, own in runs.grouped(_judged(last), setting_of).items() if lengths in name}
+    forward = lambda arm: runs.over_seeds(judged[arm], FORWARD)["mean"]
     best = min((arm for arm in judged if arm not in TOKEN_LEVEL), key=forward)
     worst = max((arm for arm in judged if arm in TOKEN_LEVEL), key=forward)
     return {claim: less(*sides, KL) for claim, sides in (SLOWER | OUR_SLOWER).items()} | {
@@ -166,12 +150,12 @@ def _differences(last: list[Row], lengths: str) -> dict[str, Found | None]:
     }
 
 
-def setting_of(row: Row) -> str:
+def setting_of(row: runs.Row) -> str:
     """Kind of length, and arm."""
     return f"{row['lengths']} {row['arm']}"
 
 
-def _progress(rows: list[Row], lengths: str) -> Found:
+def _progress(rows: list[runs.Row], lengths: str) -> runs.Found:
     """The progress of k3 as loss as a share of that of k2 as loss, seed by seed; its mean is under "difference"."""
     at = {(row["arm"], row["seed"], int(row["update"])): row for row in rows if row["lengths"] == lengths}
     kl = lambda arm, seed, update: float(at[arm, seed, update][KL])
@@ -182,7 +166,7 @@ def _progress(rows: list[Row], lengths: str) -> Found:
         share = gained("k3-loss", seed) / gained("k2-loss", seed)
         error = share * math.hypot(relative("k3-loss", seed), relative("k2-loss", seed))
         shares.append({"share": str(share), "share_se": str(error)})
-    return mean_of(shares, "share") or {}
+    return runs.mean_of(shares, "share") or {}
 
 
 def check(numbers: Numbers) -> list[Check]:
@@ -194,7 +178,7 @@ def check(numbers: Numbers) -> list[Check]:
 def _at_length(numbers: Numbers, lengths: str, words: str) -> list[Check]:
     found = numbers["differences"][lengths]
     return [
-        below_if_run(f"{LITTLE_PROGRESS}, {words}", numbers["progress"][lengths], LITTLE),
-        *(exceeds_if_run(f"{claim}, {words}", found[claim]) for claim in SLOWER),
-        *ours(*(exceeds_if_run(f"{claim}, {words}", found[claim]) for claim in (*OUR_SLOWER, FARTHER))),
+        runs.below_if_run(f"{LITTLE_PROGRESS}, {words}", numbers["progress"][lengths], LITTLE),
+        *(runs.exceeds_if_run(f"{claim}, {words}", found[claim]) for claim in SLOWER),
+        *ours(*(runs.exceeds_if_run(f"{claim}, {words}", found[claim]) for claim in (*OUR_SLOWER, FARTHER))),
     ]

@@ -31,7 +31,7 @@ from ...core.term import KLTerm
 from ...drawing import STYLES
 from ...enumeration import autoregressive, target_gradients
 from ...zoo import Cell, get
-from ..runs import band
+from ..runs import curve
 from ..study import Check, Numbers, Settings, below, exceeds, ours, over_repeats
 from .first_order import (
     EVERY,
@@ -45,7 +45,6 @@ from .first_order import (
 )
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 
@@ -79,20 +78,15 @@ def draw(numbers: Numbers, figure: "Figure") -> None:
                 axis.legend(*axes[0][0].get_legend_handles_labels(), loc="center", fontsize=10)
                 continue
             for name in LABELS:
-                _curve(axis, numbers["steps"], numbers["descents"][lengths]["arms"][name][measure], name)
-            axis.set_title(f"{title}: {label}\nmeans over problems, ± 1 SE", fontsize=9)
+                seen, (colour, line, _) = numbers["descents"][lengths]["arms"][name][measure], STYLES[name]
+                path = {"updates": numbers["steps"], **seen}
+                curve(axis, path, colour, line, alpha=0.15, label=LABELS[name], lw=1.6)
+            axis.set_title(f"{title}: {label}", fontsize=9)
             axis.set(xlabel="steps of the run", ylabel="tokens" if measure == "length" else "nats", yscale="log")
             axis.grid(alpha=0.25)
             axis.yaxis.set_major_formatter("{x:g}")
             axis.yaxis.set_minor_formatter("{x:g}")
             axis.tick_params(which="both", labelsize=8)
-
-
-def _curve(axis: "Axes", steps: list[int], seen: dict[str, list[float]], name: str) -> None:
-    """A curve with its standard error."""
-    colour, line, _ = STYLES[name]
-    axis.plot(steps, seen["mean"], color=colour, linestyle=line, label=LABELS[name], lw=1.6)
-    band(axis, steps, seen, colour, alpha=0.15)
 
 
 METHODS: dict[str, KLTerm | Cell] = {

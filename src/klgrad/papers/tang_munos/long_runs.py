@@ -16,28 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...drawing import BLACK, BLUE, PURPLE, SKY, STYLES, VERMILION
-from ..runs import (
-    Row,
-    at_start,
-    at_update,
-    band,
-    below_if_run,
-    counts,
-    equal_over_seeds,
-    exceeds_over_seeds,
-    excess_by_seed,
-    gap_at_equal_kl,
-    gaps_by_seed,
-    grouped,
-    mean_of,
-    paired_if_run,
-    paths,
-    provenance,
-    rows_of,
-    runs_of,
-    summaries,
-    undecided_without_runs,
-)
+from .. import runs
 from ..study import Check, Experiment, Numbers, Settings, ours
 
 if TYPE_CHECKING:
@@ -88,10 +67,7 @@ def draw(numbers: Numbers, figure: "Figure") -> None:
 
 def _over_updates(paths: dict[str, Any], axis: Any, arms: dict[str, tuple[str, str, str]]) -> None:
     for arm, (_, colour, _) in arms.items():
-        if (path := paths.get(arm)) is None:
-            continue
-        axis.plot(path["updates"], path["mean"], color=colour, lw=1.6)
-        band(axis, path["updates"], path, colour)
+        runs.curve(axis, paths.get(arm), colour, lw=1.6)
 
 
 def _over_kl(numbers: Numbers, axis: Any, arms: dict[str, tuple[str, str, str]]) -> None:
@@ -135,35 +111,25 @@ SETTLED = 0.05
 Found = dict[str, float]
 
 
-def arm_of(row: Row) -> str:
-    """The arm."""
-    return row["arm"]
-
-
-def seed_of(row: Row) -> str:
-    """The seed."""
-    return row["seed"]
-
-
 def run(settings: Settings) -> Numbers:
     """Every arm early, at the end and over updates, the differences of all pairs, and the growth of the KL."""
-    rows = [row for row in rows_of(EXPERIMENT, settings) if all(math.isfinite(float(row[c])) for c in SHOWN)]
-    at = {str(update): summaries(at_update(rows, update), COLUMNS, arm_of) for update in (EARLY, LAST)}
-    start = {column: at_start(rows, column) for column in COLUMNS}
+    rows = [row for row in runs.rows_of(EXPERIMENT, settings) if all(math.isfinite(float(row[c])) for c in SHOWN)]
+    at = {str(update): runs.summaries(runs.at_update(rows, update), COLUMNS, runs.arm_of) for update in (EARLY, LAST)}
+    start = {column: runs.at_start(rows, column) for column in COLUMNS}
     trained = [row for row in rows if row["update"] != "0"]
-    by_arm = grouped(trained, arm_of)
+    by_arm = runs.grouped(trained, runs.arm_of)
     return {
-        "made": provenance(rows),
+        "made": runs.provenance(rows),
         "start": start,
         "at": at,
-        "failures": {arm: _failures(group) for arm, group in grouped(rows, arm_of).items()},
+        "failures": runs.failures(rows, LAST, runs.arm_of),
         "pairs": {_pair(*pair): _differences(by_arm, *pair) for pair in PAIRS},
-        "gained": {arm: _gained(group) for arm, group in grouped(rows, arm_of).items()},
+        "gained": {arm: _gained(group) for arm, group in runs.grouped(rows, runs.arm_of).items()},
         "caught up": _caught_up(by_arm),
         "equal_kl": {_pair(*pair): _gap(by_arm, pair, start[RIGHT]["mean"]) for pair in AT_EQUAL_KL},
         "growth": {arm: _growth(group) for arm, group in by_arm.items()},
-        "paths": {column: paths(rows, column, arm_of) for column in SHOWN},
-        "points": runs_of(trained, arm_of),
+        "paths": {column: runs.paths(rows, column, runs.arm_of) for column in SHOWN},
+        "points": runs.runs_of(trained, runs.arm_of),
     }
 
 
@@ -171,48 +137,39 @@ def _pair(one: str, other: str) -> str:
     return f"{one} {other}"
 
 
-def _failures(rows: list[Row]) -> dict[str, int]:
-    """The runs of an arm, those that collapsed, and those that stopped before the last update."""
-    runs = list(grouped(rows, seed_of).values())
-    ended = [each for each in runs if at_update(each, LAST)]
-    right = lambda each, update: float(at_update(each, update)[0][RIGHT])
-    collapsed = sum(right(each, LAST) < right(each, 0) for each in ended)
-    return {"runs": len(runs), "collapsed": collapsed, "stopped": len(runs) - len(ended)}
-
-
-def _differences(by_arm: dict[str, list[Row]], one: str, other: str) -> Numbers:
+def _differences(by_arm: dict[str, list[runs.Row]], one: str, other: str) -> Numbers:
     """The first arm less the second, seed by seed, by column and update; None without runs of both."""
-    ends = lambda arm, update: at_update(by_arm.get(arm, []), update)
-    less = lambda column, update: paired_if_run(ends(one, update), ends(other, update), column)
+    ends = lambda arm, update: runs.at_update(by_arm.get(arm, []), update)
+    less = lambda column, update: runs.paired_if_run(ends(one, update), ends(other, update), column)
     return {column: {str(update): less(column, update) for update in (EARLY, LAST)} for column in (RIGHT, KL)}
 
 
-def _gained(rows: list[Row]) -> dict[str, Found | None]:
+def _gained(rows: list[runs.Row]) -> dict[str, Found | None]:
     """Right answers at the end less those before training and less those early, seed by seed."""
-    end = at_update(rows, LAST)
-    return {str(update): paired_if_run(end, at_update(rows, update), RIGHT) for update in (0, EARLY)}
+    end = runs.at_update(rows, LAST)
+    return {str(update): runs.paired_if_run(end, runs.at_update(rows, update), RIGHT) for update in (0, EARLY)}
 
 
-def _caught_up(by_arm: dict[str, list[Row]]) -> Found | None:
+def _caught_up(by_arm: dict[str, list[runs.Row]]) -> Found | None:
     """By how much the distance of `DIVIDED` from `K1` is smaller at the end than early, seed by seed."""
-    ends = lambda update: (at_update(by_arm.get(arm, []), update) for arm in (K1, DIVIDED))
-    behind = lambda update: gaps_by_seed(*ends(update), RIGHT)
-    return paired_if_run(behind(EARLY), behind(LAST), "gap")
+    ends = lambda update: (runs.at_update(by_arm.get(arm, []), update) for arm in (K1, DIVIDED))
+    behind = lambda update: runs.gaps_by_seed(*ends(update), column=RIGHT)
+    return runs.paired_if_run(behind(EARLY), behind(LAST), "gap")
 
 
-def _gap(by_arm: dict[str, list[Row]], pair: tuple[str, str], start: float) -> Found | None:
+def _gap(by_arm: dict[str, list[runs.Row]], pair: tuple[str, str], start: float) -> Found | None:
     one, other = (by_arm.get(arm, []) for arm in pair)
-    return gap_at_equal_kl(_risen(one), _risen(other), start)
+    return runs.gap_at_equal_kl(_risen(one), _risen(other), start)
 
 
-def _risen(rows: list[Row]) -> list[Row]:
+def _risen(rows: list[runs.Row]) -> list[runs.Row]:
     """The evaluations with a higher KL than all earlier ones of their run.
 
     In a long run the KL rises at first and then goes up and down, with the right answers. `gap_at_equal_kl` would leave
     out such a run as a whole.
     """
     found = []
-    for own in grouped(rows, seed_of).values():
+    for own in runs.grouped(rows, runs.seed_of).values():
         highest = 0.0
         for row in sorted(own, key=lambda row: int(row["update"])):
             if float(row[KL]) > highest:
@@ -221,9 +178,11 @@ def _risen(rows: list[Row]) -> list[Row]:
     return found
 
 
-def _growth(rows: Sequence[Row]) -> Found | None:
+def _growth(rows: Sequence[runs.Row]) -> Found | None:
     """The share by which the KL grows between the last two evaluations, seed by seed; None without a seed."""
-    return mean_of(excess_by_seed(at_update(rows, LAST), at_update(rows, BEFORE_LAST), KL), "excess")
+    return runs.mean_of(
+        runs.excess_by_seed(runs.at_update(rows, LAST), runs.at_update(rows, BEFORE_LAST), KL), "excess"
+    )
 
 
 def check(numbers: Numbers) -> list[Check]:
@@ -236,7 +195,7 @@ def check(numbers: Numbers) -> list[Check]:
     growth = numbers["growth"].get(K3)
     grows = "the KL of k3 as loss still grows from 270 to 300 updates"
     settles = "the KL of k3 as loss has settled: it grows by less than a twentieth from 270 to 300 updates"
-    return ours(*found, _judged(grows, growth, exceeds_over_seeds), below_if_run(settles, growth, SETTLED))
+    return ours(*found, _judged(grows, growth, runs.exceeds_over_seeds), runs.below_if_run(settles, growth, SETTLED))
 
 
 def _poor(numbers: Numbers) -> Iterator[Check]:
@@ -244,15 +203,15 @@ def _poor(numbers: Numbers) -> Iterator[Check]:
         less = numbers["pairs"][_pair(arm, NONE)][RIGHT][str(LAST)]
         fewer = {**less, "difference": -less["difference"]} if less else None
         claim = f"{WORDS[arm]} answers fewer right than {WORDS[NONE]} at 300 updates"
-        yield _judged(claim, fewer, exceeds_over_seeds)
+        yield _judged(claim, fewer, runs.exceeds_over_seeds)
 
 
 def _divided(numbers: Numbers) -> Iterator[Check]:
     apart = numbers["pairs"][_pair(DIVIDED, K1)][RIGHT][str(LAST)]
     claim = f"{WORDS[DIVIDED]} catches up with {WORDS[K1]} by 300 updates, within 0.05"
-    yield _judged(claim, apart, lambda name, found: equal_over_seeds(name, found, MARGIN))
+    yield _judged(claim, apart, lambda name, found: runs.equal_over_seeds(name, found, MARGIN))
     claim = f"{WORDS[DIVIDED]} is less far behind {WORDS[K1]} at 300 updates than at 60"
-    yield _judged(claim, numbers["caught up"], exceeds_over_seeds)
+    yield _judged(claim, numbers["caught up"], runs.exceeds_over_seeds)
 
 
 def _order(numbers: Numbers, column: str, words: str) -> Check:
@@ -261,13 +220,13 @@ def _order(numbers: Numbers, column: str, words: str) -> Check:
     for pair in (_pair(*each) for each in ORDERED):
         early, last = (numbers["pairs"][pair][column][str(update)] for update in (EARLY, LAST))
         if early is None or last is None:
-            return undecided_without_runs(claim)
+            return runs.undecided_without_runs(claim)
         sign = math.copysign(1, early["difference"])
-        if counts({**early, "difference": abs(early["difference"])}):
+        if runs.counts({**early, "difference": abs(early["difference"])}):
             kept[pair] = {**last, "difference": sign * last["difference"]}
     if not kept:
         return Check(claim, "no value: no two arms differ at 60 updates", holds=False, decided=False)
-    judged = {pair: exceeds_over_seeds(claim, found) for pair, found in kept.items()}
+    judged = {pair: runs.exceeds_over_seeds(claim, found) for pair, found in kept.items()}
     # First a pair that contradicts the order, then one that is undecided, then the smallest difference in errors.
     key = lambda pair: (judged[pair].holds, not judged[pair].decided, _in_errors(kept[pair]))
     pair = min(judged, key=key)
@@ -286,12 +245,12 @@ def _no_collapse(numbers: Numbers, arm: str) -> Check:
     if failed and failed["stopped"]:
         measured = f"weights were not finite in {failed['stopped']} of {failed['runs']} runs"
         return Check(claim, measured, holds=False)
-    return _judged(claim, numbers["gained"].get(arm, {}).get("0"), exceeds_over_seeds)
+    return _judged(claim, numbers["gained"].get(arm, {}).get("0"), runs.exceeds_over_seeds)
 
 
 def _later(numbers: Numbers, arm: str) -> Check:
     gained = numbers["gained"].get(arm, {}).get(str(EARLY))
-    return _judged(f"{WORDS[arm]} answers more right at 300 updates than at 60", gained, exceeds_over_seeds)
+    return _judged(f"{WORDS[arm]} answers more right at 300 updates than at 60", gained, runs.exceeds_over_seeds)
 
 
 def _at_equal_kl(numbers: Numbers, one: str, other: str) -> Check:
@@ -299,10 +258,10 @@ def _at_equal_kl(numbers: Numbers, one: str, other: str) -> Check:
     gap = numbers["equal_kl"][_pair(one, other)]
     if other == NONE:
         claim = f"at equal KL, {WORDS[one]} answers more right than no KL"
-        return _judged(claim, gap, exceeds_over_seeds)
+        return _judged(claim, gap, runs.exceeds_over_seeds)
     claim = f"at equal KL, {WORDS[one]} and {WORDS[other]} answer equally many right, within 0.05"
-    return _judged(claim, gap, lambda name, found: equal_over_seeds(name, found, MARGIN))
+    return _judged(claim, gap, lambda name, found: runs.equal_over_seeds(name, found, MARGIN))
 
 
 def _judged(claim: str, found: Found | None, judge: Callable[[str, Found], Check]) -> Check:
-    return judge(claim, found) if found else undecided_without_runs(claim)
+    return judge(claim, found) if found else runs.undecided_without_runs(claim)

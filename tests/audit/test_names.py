@@ -1,0 +1,126 @@
+"""The name of what a loss descends follows from its parts: here it is compared with the gradients, summed exactly."""
+
+from functools import cache
+from itertools import combinations
+
+import pytest
+import torch
+from some import first
+
+from klgrad.audit import audit, catalogue
+from klgrad.audit.batch import advantage_of, from_problem, proof_cases
+from klgrad.audit.gradients import of_reference, sum_over_rows
+from klgrad.audit.subject import as_subject
+from klgrad.enumeration import population
+from klgrad.targets import TARGETS
+
+SAME = 1e-6
+"""Relative difference of equal directions; some losses of the catalogue lose digits where exp cancels against exp."""
+
+
+def live(x, mask):
+    return torch.where(mask, x, 0.0)
+
+
+def to_go(x):
+    return x.flip(-1).cumsum(-1).flip(-1)
+
+
+def of_two(weight):
+    def loss(logp, ref_logp, mask):
+        """The reverse and the forward KL of a token, and k1 of the later tokens."""
+        away = live(logp - ref_logp, mask)
+        later = (to_go(away) - away).detach()
+        own = away**2 / 2 + (-away).exp() - 1 + away
+        return live(own + weight * later * logp, mask).sum(-1).mean()
+
+    return loss
+
+
+def by_place(logp, ref_logp, mask, group):
+    """The mean of the others is over those that have a token at this place."""
+    total = live(logp - ref_logp, mask).detach().sum(-1, keepdim=True).double()
+    others = (group[:, None] == group[None, :]).double().fill_diagonal_(0.0)
+    n = others @ mask.double()
+    mean = torch.where(n > 0, others @ (total * mask) / n.clamp(min=1), 0.0)
+    return live((total - mean) * logp, mask).sum(-1).mean()
+
+
+def frozen(of_completion):
+    def loss(logp, ref_logp, old_logp, mask):
+        """The log-ratio to ref is that of the sampler."""
+        away, weight = live(old_logp - ref_logp, mask), live((logp - old_logp).detach(), mask)
+        weight = weight.sum(-1, keepdim=True) if of_completion else weight.cumsum(-1)
+        return live(weight.exp() * to_go(away) * logp, mask).sum(-1).mean()
+
+    return loss
+
+
+SUM = "sum-of-targets"
+NAMES = {
+    "a future as large as the reverse KL": (of_two(1.0), SUM, "unknown"),
+    "a future twice as large": (of_two(2.0), "unknown", "unknown"),
+    "a baseline by place": (by_place, "reverse-kl-sequence", "unknown"),
+    "a frozen log-ratio, prefix ratio": (frozen(False), "reverse-kl-sequence", "unknown"),
+    "a frozen log-ratio, sequence ratio": (frozen(True), "reverse-kl-sequence", SUM),
+}
+
+
+@cache
+def gradients(subject, on_policy):
+    found = []
+    for case in proof_cases(on_policy):
+        assert case.parts is not None
+        members = population(case.problem, case.group_size, case.parts)
+        batch = from_problem(case.problem, members, advantage_of(case.problem, "zero"))
+        found.append((case, sum_over_rows(case.problem, members, of_reference(subject.large(), batch)).mean))
+    return found
+
+
+def is_sum(names, found):
+    """Whether every gradient is a sum of multiples of the targets with these names."""
+    for case, gradient in found:
+        table = torch.stack([case.targets[name] for name in names], -1)
+        left = gradient - table @ torch.linalg.lstsq(table, gradient[:, None]).solution[:, 0]
+        if float(left.norm()) > SAME * float(gradient.norm()):
+            return False
+    return True
+
+
+def is_named(name, found):
+    target = TARGETS[name]
+    if name == "nothing":
+        return all(float(gradient.norm()) <= SAME for _, gradient in found)
+    if name == SUM:
+        return any(is_sum(pair, found) for pair in combinations(found[0][0].targets, 2))
+    sign = -1 if target.climbed else 1
+    plain = target.climbed or name
+    return is_sum([plain], found) and all(sign * float(g @ case.targets[plain]) > 0 for case, g in found)
+
+
+@pytest.mark.parametrize("loss", NAMES)
+def test_names_of_losses_that_are_nearly_another(loss):
+    function, fresh, stale = NAMES[loss]
+    result = audit(function)
+    assert (result.verdict, result.verdict_off_policy) == (fresh, stale)
+    for name, on_policy in ((fresh, True), (stale, False)):
+        if name == "unknown":
+            assert not is_named(SUM, gradients(as_subject(function), on_policy))
+        else:
+            assert is_named(name, gradients(as_subject(function), on_policy))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", first(list(catalogue()), 30))
+def test_a_name_is_that_of_the_gradient(name):
+    subject = catalogue()[name]
+    result = audit(subject)
+    for verdict, on_policy in ((result.verdict, True), (result.verdict_off_policy, False)):
+        assert verdict == "unknown" or is_named(verdict, gradients(subject, on_policy))
+
+
+def test_a_wrong_name_is_recognised():
+    found = gradients(catalogue()["k3-loss"], True)
+    assert is_named("forward-kl-token", found)
+    assert not any(is_named(x, found) for x in ("reverse-kl-token", "climbs forward-kl-token", "nothing"))
+    assert not is_named("squared-token", gradients(catalogue()["k3-loss"], False))
