@@ -1,4 +1,4 @@
-"""Run the notebooks of docs/notebooks and keep what their cells print; used by `readme.py`.
+"""Run the notebooks of docs/notebooks and keep what their cells print, for `readme.py`; and their pages of the site.
 
 The cells run in this process, so that no kernel and no further package is needed. They print and draw nothing.
 """
@@ -15,6 +15,20 @@ NOTEBOOKS = Path(__file__).parent.parent / "docs" / "notebooks"
 def notebooks() -> dict[Path, str]:
     """The text of each notebook, with the outputs of a run from its first cell to its last."""
     return {path: _executed(path) for path in sorted(NOTEBOOKS.glob("*.ipynb"))}
+
+
+def pages() -> dict[str, str]:
+    """The notebooks as pages, by the name of the page: their text, their code, and what it printed."""
+    return {f"notebooks/{path.stem}.md": _page(path) for path in NOTEBOOKS.glob("*.ipynb")}
+
+
+def _page(path: Path) -> str:
+    parts = []
+    for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
+        source = "".join(cell["source"])
+        parts.append(source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```")
+        parts += [f"```text\n{''.join(output['text'])}```" for output in cell.get("outputs", [])]
+    return "\n\n".join(parts) + "\n"
 
 
 def _executed(path: Path) -> str:

@@ -12,6 +12,7 @@ from mkdocs.structure.files import File, Files
 
 sys.path.insert(0, str(Path(__file__).parent))  # mkdocs loads this file by its path
 
+import notebooks
 import playground
 
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1>', re.DOTALL)
@@ -25,11 +26,18 @@ FOREIGN = re.compile(r'<(?:script|img|iframe)[^>]* src="(?:https?:)?//|<link[^>]
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add what the playground needs beside its own files."""
+    """Add what the playground needs beside its own files, and the notebooks as pages."""
     generated = {"data.js": playground.data_script().encode(), **playground.plotting_files()}
     for name, content in generated.items():
         files.append(File.generated(config, f"assets/playground/{name}", content=content))
+    for name, text in notebooks.pages().items():
+        files.append(File.generated(config, name, content=text))
     return files
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Link to the page of a notebook, where a repository shows the notebook itself."""
+    return markdown.replace(".ipynb)", ".md)")
 
 
 def on_page_content(html: str, **_: Any) -> str:
