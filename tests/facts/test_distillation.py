@@ -30,6 +30,20 @@ def test_the_baseline_changes_no_expected_gradient(problem, level, weighting):
     assert (found.coefficient - plain.coefficient).abs().max() > 1e-4
 
 
+def variance(problem, baseline):
+    """Of one completion's gradient."""
+    coefficient = KLTerm(level="token", baseline=baseline)(whole_space(problem)).coefficient
+    gradients = (coefficient[..., None] * problem.scores).sum(1)
+    mean = mean_gradient(problem, coefficient)
+    return float(problem.probability @ (gradients - mean).square().sum(1))
+
+
+@pytest.mark.parametrize(("name", "ratio"), [("fixed", 0.938), ("near", 1.070), ("varying", 2.110)])
+def test_on_a_small_vocabulary_it_may_raise_the_variance(name, ratio):
+    problem = SEQUENCES[name].on_policy()
+    assert variance(problem, "token_kl") / variance(problem, "none") == pytest.approx(ratio, abs=6e-4)
+
+
 def test_without_a_ratio_it_is_no_baseline_on_stale_samples():
     problem = SEQUENCES["varying"]
     found, plain = (KLTerm(level="token", baseline=name)(whole_space(problem)) for name in ("token_kl", "none"))

@@ -398,6 +398,10 @@ def _find_edge(read: Callable[[Tensor], Tensor], at: Tensor, values: Tensor, fla
     if other is None or other < 2:
         return None, 0.0
     edge = bisect(lambda x: (read(x) - level).abs() <= flat * (1 + abs(level)), float(at[other - 1]), float(at[other]))
+    towards = 1.0 if at[other] > at[other - 1] else -1.0
+    inside = edge + towards * torch.tensor([0.25, 0.5], dtype=torch.float64)
+    if all(is_level(level + (v - level) / 100) for v in read(inside).tolist()):
+        return None, 0.0  # it only tends to its limit
     return round_short(edge), level
 
 

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple, cast, get_args
+from typing import TYPE_CHECKING, Literal, cast, get_args
 
 import torch
 from torch import Tensor
@@ -336,28 +336,18 @@ def _notes(term: KLTerm) -> tuple[str, ...]:
 # The computation.
 
 
-class Contributions(NamedTuple):
-    """What the tokens of a sampled term contribute, neither weighted nor bounded.
+def contributions(term: KLTerm, rollout: Rollout) -> tuple[Tensor, Tensor | None, Tensor]:
+    """What each token of a sampled term puts on its own score and on those before it, and the estimate; unweighted.
 
-    Attributes:
-        own: (B, T) what each token puts on its own score.
-        later: (B, T) what each token puts on the scores of all tokens before it; None without a future.
-        estimate: (B, T) the estimate of each token's divergence, or (B, 1) that of the completion.
+    The second is None without a future. The estimate, (B, T) or between completions (B, 1), is the excess; for k1 it is
+    the log-ratio itself.
     """
-
-    own: Tensor
-    later: Tensor | None
-    estimate: Tensor
-
-
-def contributions(term: KLTerm, rollout: Rollout) -> Contributions:
-    """The slope on the token's own score; as the estimate the excess, or for k1 the log-ratio itself."""
     generator, at = term.generator, rollout.log_ratio
     if is_between_completions(term):
         whole = credit.whole(at, rollout.mask)
-        return Contributions(generator.slope(whole), None, generator.excess(at.sum(-1, keepdim=True)))
+        return generator.slope(whole), None, generator.excess(at.sum(-1, keepdim=True))
     estimate = at if term.estimator == "k1" else generator.excess(at)
-    return Contributions(generator.slope(at), estimate if has_future(term) else None, estimate)
+    return generator.slope(at), estimate if has_future(term) else None, estimate
 
 
 def evaluate(term: KLTerm, rollout: Rollout, weights: Weights) -> tuple[Tensor, Tensor, Tensor | None]:

@@ -276,10 +276,6 @@ class Remedy:
     use: tuple[KLTerm | str, ...] = ()
     why: str = ""
 
-    def __post_init__(self) -> None:
-        if not (self.do or self.use):
-            raise MeaningError("a step or a replacement", "neither", "give `do` or `use`")
-
     @property
     def terms(self) -> tuple[KLTerm, ...]:
         """The terms among the replacements."""

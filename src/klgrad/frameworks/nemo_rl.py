@@ -46,20 +46,16 @@ def terms_of(kind: str, *, to_sampler: bool, log_clamp: float | None = 20.0, cla
 
 def losses() -> Iterator[Subject]:
     """The estimate times a ratio that is 1 and has a gradient, or π/μ; its value is clamped at 10."""
-
-    def per_token(kind: str, to_sampler: bool, clamp: bool) -> PerToken:
-        return terms_of(kind, to_sampler=to_sampler, clamp=10.0 if clamp else None)
-
     kl_type = "reference_policy_kl_type={}".format
-    default = per_token("k3", False, True)
+    default = terms_of("k3", to_sampler=False)
     yield kl_subject("nemo-rl", f"{kl_type('k3')} token_level_loss=True", default, OVER_TOKENS)
     yield kl_subject("nemo-rl", f"{kl_type('k3')} token_level_loss=False", default, OVER_COMPLETIONS)
     for kind in ("k1", "k2"):
-        terms = per_token(kind, False, True)
+        terms = terms_of(kind, to_sampler=False)
         yield kl_subject("nemo-rl", f"{kl_type(kind)} token_level_loss=True", terms, OVER_TOKENS)
-    for name, clamp in (("", True), (" kl_output_clamp_value=null", False)):
+    for name, clamp in (("", 10.0), (" kl_output_clamp_value=null", None)):
         settings = f"{kl_type('k3')} token_level_loss=True use_on_policy_kl_approximation=True{name}"
-        yield kl_subject("nemo-rl", settings, per_token("k3", True, clamp), OVER_TOKENS)
+        yield kl_subject("nemo-rl", settings, terms_of("k3", to_sampler=True, clamp=clamp), OVER_TOKENS)
     # In the reward a token has its own estimate only, whitened over the batch with the scores.
     for kind in ("k3", "k1"):
         form = InReward(kind, 0, 10.0, 20.0, whitened=True, clip=(0.2, 0.2))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from .formulae import (
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ..audit import Subject
-    from .formulae import PerToken
 
 
 def losses() -> Iterator[Subject]:
@@ -35,18 +35,15 @@ def losses() -> Iterator[Subject]:
 
 def _in_loss(framework: str, log_clamp: float | None) -> Iterator[Subject]:
     """The KL in the loss of slime, and of miles, whose low_var_kl bounds the log-ratio too."""
-
-    def per_token(kind: str, unbiased: bool) -> PerToken:
-        if kind == "low_var_kl":
-            return AsLoss("k3", log_clamp, clamp=10.0, ratio=unbiased)
-        return AsLoss(kind, ratio=unbiased)
-
-    for kind in ("k1", "k2", "k3", "low_var_kl"):
-        for unbiased in (False, True):
-            settings = f"--use-kl-loss --kl-loss-type {kind}{' --use-unbiased-kl' * unbiased}"
-            yield kl_subject(framework, settings, per_token(kind, unbiased), OVER_COMPLETIONS)
+    for kind, unbiased in product(KINDS, (False, True)):
+        settings = f"--use-kl-loss --kl-loss-type {kind}{' --use-unbiased-kl' * unbiased}"
+        yield kl_subject(framework, settings, _form(kind, unbiased, log_clamp), OVER_COMPLETIONS)
     settings = "--use-kl-loss --kl-loss-type k3 --use-unbiased-kl --calculate-per-token-loss"
-    yield kl_subject(framework, settings, per_token("k3", True), OVER_TOKENS)
+    yield kl_subject(framework, settings, _form("k3", True), OVER_TOKENS)
+
+
+def _form(kind: str, unbiased: bool, log_clamp: float | None = None) -> AsLoss:
+    return AsLoss("k3", log_clamp, 10.0, unbiased) if kind == "low_var_kl" else AsLoss(kind, ratio=unbiased)
 
 
 def losses_of_miles() -> Iterator[Subject]:
@@ -146,9 +143,8 @@ def _read_loss(draft: RunDraft, reduction: str) -> KLPart:
         if kind != "k3":
             draft.change("kl_loss_type", "k3", why.get(kind, Why.CLAMPED_K3))
         draft.switch_on("use_unbiased_kl", True, "the ratio turns k3 into the reverse KL")
-    form = AsLoss("k3" if kind == "low_var_kl" else kind, clamp=10.0 if kind == "low_var_kl" else None, ratio=unbiased)
     name = f"--use-kl-loss --kl-loss-type {kind}{' --use-unbiased-kl' * unbiased}{_per_token(draft)}"
-    return part_of("slime", name, form, reduction, draft["kl_loss_coef"])
+    return part_of("slime", name, _form(kind, unbiased), reduction, draft["kl_loss_coef"])
 
 
 def _read_reward(draft: RunDraft, reduction: str) -> KLPart:

@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import ModuleType
-from typing import Any, NamedTuple, ParamSpec, TypeVar
+from typing import NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -127,7 +127,7 @@ class StatisticsFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
+        ctx,
         hidden: Tensor,
         weight: Tensor,
         bias: Tensor | None,
@@ -152,7 +152,7 @@ class StatisticsFunction(torch.autograd.Function):
         return logp, ref_logp, reverse, forward, entropy.clone(), others, *divergence
 
     @staticmethod
-    def backward(ctx: Any, *upstream: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(ctx, *upstream: Tensor | None) -> tuple[Tensor | None, ...]:
         check_first_order()
         hidden, weight, bias, *references = ctx.saved_tensors
         pairs, forward_states = _pairs((hidden, weight, bias), references, ctx.configs), ctx.forward_states
@@ -535,7 +535,7 @@ def from_logits(
 class _FromLogits(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, z: Tensor, z_ref: Tensor | None, targets: Tensor, places: Tensor | None, transform: Transform
+        ctx, z: Tensor, z_ref: Tensor | None, targets: Tensor, places: Tensor | None, transform: Transform
     ) -> tuple[Tensor, ...]:
         tile, backend = _tile(z, z_ref, targets, places, transform), backend_for(z)
         dtype = torch.promote_types(z.dtype, torch.float32)
@@ -554,7 +554,7 @@ class _FromLogits(torch.autograd.Function):
         return state.log_prob(picked[0], statistics.logsumexp), statistics.entropy.clone(), ref_logp, *copies
 
     @staticmethod
-    def backward(ctx: Any, *upstream: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(ctx, *upstream: Tensor | None) -> tuple[Tensor | None, ...]:
         check_first_order()
         z, z_ref, targets, places = ctx.saved_tensors
         logp, entropy, _, reverse, forward = upstream

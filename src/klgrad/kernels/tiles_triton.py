@@ -4,7 +4,6 @@ The formulas are those of `state.py` and `generators.py`; tests compare the two.
 """
 
 from contextlib import nullcontext
-from typing import Any
 
 import torch
 import triton
@@ -131,7 +130,7 @@ def gradient(tile: Tile, rows: Tensor, states: Tensor, first: int, kept: CachedL
     )
 
 
-def _launch(kernel: Any, tile: Tile, *args: Any, **constants: Any) -> None:
+def _launch(kernel: triton.JITFunction, tile: Tile, *args: Tensor | float, **constants: object) -> None:
     """Start one program for each token and slice, on the device of the tile: Triton starts them on the current one."""
     device = torch.cuda.device(tile.targets.device) if tile.targets.is_cuda else nullcontext()
     with device:

@@ -1,7 +1,6 @@
 """The kernels for Hopper, in Gluon: a ring of tiles, their formulas, sums and gradients, and how they are started."""
 
 from functools import cache
-from typing import Any
 
 import torch
 import triton
@@ -682,11 +681,11 @@ def merge(states: Tensor, slice_stats: Tensor | None) -> Tensor:
         return merge_states(states, slice_stats)
 
 
-def _start(kernel: Any, models: HopperOperands, *given: Any) -> None:
+def _start(kernel: triton.JITFunction, models: HopperOperands, *arguments: object) -> None:
     """One program for each multiprocessor, on the device of the tensors: Triton starts kernels on the current one."""
     device = models.hidden.device
     with torch.cuda.device(device):
-        kernel[(_multiprocessors(device),)](*given, num_warps=4)
+        kernel[(_multiprocessors(device),)](*arguments, num_warps=4)
 
 
 @cache
