@@ -214,5 +214,5 @@ def test_every_symptom_of_a_thread_exists_and_every_symptom_has_causes():
     assert threads_of("jump")[0] == "qiancheng0/ToolRL#52"
     names = [name for topic in topics() for name in topic.names]
     assert len(topics()) == 46
-    assert len(names) == len(set(names)) == 79
+    assert len(names) == len(set(names)) == 81
     assert link("verl-project/verl#751") == "https://github.com/verl-project/verl/issues/751"
