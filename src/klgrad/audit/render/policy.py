@@ -244,12 +244,17 @@ def cells_of(r: PolicyResult) -> tuple[str, ...]:
     return (r.name, first if r.policy.proved else f"{first} (not proved)", *rest)
 
 
+SHORT = 16
+"""Characters of names that are not broken over lines."""
+
+
 def table_of(rows: Iterable[Sequence[str]]) -> RenderableType:
     """The table of these rows, with what its columns mean."""
     table = Table(box=None, padding=(0, 1, 1, 0), pad_edge=False)
     for title in COLUMNS:
         table.add_column(title, overflow="fold", ratio=3 if title == "loss" or "weight" in title else 2)
-    table.columns[0].min_width = 12
+    rows = list(rows)
+    table.columns[0].no_wrap = all(len(row[0]) <= SHORT for row in rows)
     for row in rows:
         table.add_row(*row)
     return Group(table, Text(CAPTION, style="dim"))
