@@ -6,6 +6,7 @@ Every curve is measured: the loss is called on one token in float32 and differen
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import matplotlib.pyplot as plt
 import torch
@@ -42,7 +43,8 @@ def main() -> None:
     x = torch.linspace(-5, 3, 1601)
     for name, width in CURVES.items():
         loss = cells.get("k2-loss" if name == "k1-reward" else name)  # the same coefficient; this one is differentiated
-        axis.plot(x, coefficient(loss, x), **style(name) | {"linewidth": width})
+        looks: dict[str, Any] = style(name) | {"linewidth": width}
+        axis.plot(x, coefficient(loss, x), **looks)
     for left, bottom, name, text, side in LABELS:
         axis.text(left, bottom, text, ha=side, va="bottom", color=style(name)["color"], fontsize=13)
     axis.axhline(0, color="#999999", linewidth=0.8, zorder=0)

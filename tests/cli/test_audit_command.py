@@ -196,7 +196,7 @@ def test_a_loss_can_import_modules_from_its_folder_when_it_is_called(tmp_path):
 def test_a_report_that_cannot_be_written_is_an_error(tmp_path):
     result = run("k1-loss", "--json", tmp_path)
     assert isinstance(result.exception, KlgradError)
-    assert "name a file in it" in str(result.exception)
+    assert "Is a directory; remedy: give another path" in str(result.exception)
 
 
 @pytest.mark.parametrize("wrong", ["reverse-kl-sequences", "reverse_kl_sequence"])

@@ -133,8 +133,8 @@ def test_a_loss_of_ones_own_with_its_beta(tmp_path):
 @pytest.mark.parametrize(
     ("first", "second", "reason"),
     [
-        ("k3-loss", "k1-loss", "a second of which ref has no effect"),
-        ("abs-loss", "k3-loss", "a first of which its pull jumps at ref"),
+        ("k3-loss", "k1-loss", "the second, but ref has no effect"),
+        ("abs-loss", "k3-loss", "the first, but its pull jumps at ref"),
         ("k1-reward-group-std", "k3-loss", "divides by the standard deviation of the group"),
         ("k3-reward", "k3-loss", "no pull near ref"),
         ("k3-loss", "k2-loss-length-mean", "--length"),

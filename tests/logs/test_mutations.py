@@ -19,7 +19,8 @@ MUTATIONS = {
         "reports.Ratios.add", "prefix_ratio(rollout)[live]", "token_ratio(rollout)[live]"),
     "a ratio without a token": (
         "reports.Ratios.add", "sequence_ratio(rollout)[live.any(-1), 0]", "sequence_ratio(rollout)[:, 0]"),
-    "the mismatch the other way round": ("reports.MismatchSums.add", "away = -seen.log_ratio", "away = seen.log_ratio"),
+    "the mismatch the other way round": (
+        "reports.MismatchSums.add", "away = -rollout.log_ratio", "away = rollout.log_ratio"),
     "coefficients of a mean": ("logs.examination.coefficients", "else gradient * len(rollout.logp)", "else gradient"),
     "a sign of the difference": ("logs.examination.CoefficientSums.add", "(c - s) @ (c - s)", "(c + s) @ (c + s)"),
     "what is alive counted as dead": ("logs.examination.CoefficientSums.add", "c.abs() < DEAD", "c.abs() > DEAD"),

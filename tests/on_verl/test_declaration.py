@@ -113,7 +113,7 @@ REFUSED = {
     "no number": ({"klgrad": {"coef": "much"}}, "`klgrad.coef` as a finite number; received 'much', a str"),
     **{
         f"no {name}": ({"klgrad": {name: None}}, f"`klgrad.{name}` as a {kind}; received None")
-        for name, kind in {"coef": "number", "discount": "number", "horizon": "whole number"}.items()
+        for name, kind in {"coef": "finite number", "discount": "finite number", "horizon": "whole number"}.items()
     },
     "target": ({"klgrad": {"target": 0}}, "`klgrad.target` > 0; received 0"),
     "target without β": ({"klgrad": {"target": 1.0, "coef": 0}}, "0 would stay 0"),

@@ -310,10 +310,11 @@ def _edges(a: Anatomy, brief: bool) -> str:
     for edge, pull, word, sign in ((c.low, c.below, "below", ">"), (c.high, c.above, "above", "<")):
         if edge is None:
             continue
+        has_none = pull == 0 or abs(pull + a.constant) <= a.allowed * abs(a.constant)
         if not brief:
-            level = "no pull" if pull == 0 else f"a constant pull of {pull:.3g}"
+            level = "no pull" if has_none else f"a constant pull of {pull:.3g}"
             texts.append(f"{word} log π/ref = {edge:.4g} {level}")
-        elif pull == 0:
+        elif has_none:
             texts.append(f"{symbol} {sign} {edge:.3g}")
         else:
             flat.append(f"{word} {'' if flat else f'{symbol} = '}{edge:.3g}")

@@ -77,7 +77,8 @@ def pull_of(result: AuditResult) -> Pull:
 
 def _refusal(a: Anatomy) -> str:
     if a.baseline.spread != "none":
-        return f"it divides by the standard deviation of the {a.baseline.spread}: no fixed β has its pull"
+        divisor = "a number" if a.baseline.signed else "the standard deviation"
+        return f"it divides by {divisor} of the {a.baseline.spread}: no fixed β has its pull"
     if not a.proved_fresh:
         return "its formula could not be read on fresh samples; `klgrad audit` shows what is left unexplained"
     if a.is_nothing:
@@ -144,7 +145,7 @@ def factor_of(first: Pull, second: Pull, batch: BatchSizes) -> float:
     """
     for which, pull in (("first", first), ("second", second)):
         if pull.refusal:
-            raise MeaningError("two losses with a pull near ref", f"a {which} of which {pull.refusal}", ANOTHER)
+            raise MeaningError("two losses with a pull near ref", f"the {which}, but {pull.refusal}", ANOTHER)
     if first.scale * second.scale < 0:
         raise MeaningError("two losses that both descend", "one that descends near ref and one that climbs", ANOTHER)
     powers = _powers(first)

@@ -110,23 +110,18 @@ def declared(**settings: Any) -> Subject:
 def _subject(kind: str, settings: dict[str, Any], stacks: bool) -> Subject:
     import torch
 
-    from .trl_stage import distillation_stage_of, stage_of
+    from .trl_stage import stage_of
 
     def loss(batch: Batch) -> Tensor:
-        chosen = tuple(settings.items())
-        if kind == "distillation":
-            return distillation_stage_of(chosen).loss(batch)
-        return stage_of(kind, chosen).loss(batch)
+        return stage_of(kind, tuple(settings.items())).loss(batch)
 
     def mean_over_groups(batch: Batch) -> Tensor:
         parts = _by_token_count(batch)
         return torch.stack([loss(part) * len(part.mask) / len(batch.mask) for part in parts]).sum()
 
     # A mean over the tokens of the batch is one over groups only if all groups have as many tokens.
-    couples = settings.get("loss_type", "dapo" if kind != "rloo" else None) in (
-        *PER_TOKEN,
-        *PER_PASS,
-    )  # distillation too
+    # So it is in distillation.
+    couples = settings.get("loss_type", "dapo" if kind != "rloo" else None) in (*PER_TOKEN, *PER_PASS)
     name = " ".join([f"trl {kind}", *(f"{key}={value}" for key, value in settings.items())])
     chosen = mean_over_groups if couples else loss
     return subject("trl", name, chosen, stacks=stacks, exchangeable=True, on_large_batch=loss)

@@ -254,7 +254,7 @@ class DistillationStage:
     """A trainer whose student, teacher and sampler return the values of the audited batch."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
-        self.trainer = trainer = build_distillation(**settings)
+        self.trainer = trainer = _trainer("distillation", WORDS, 1, settings, teacher_model=saved_model())
         trainer._generate_single_turn = lambda *_, **__: self.completions
         self.student = with_table(trainer.model, GivenLogits())
         self.teacher = with_table(trainer.teacher_model, GivenLogits())
@@ -273,33 +273,6 @@ class DistillationStage:
             rows = [{"prompt": prompt(row)} for row in range(len(batch.logits))]
             taken = self.trainer._generate_and_score_completions(rows)
             return at_leaves(self.trainer.compute_loss(self.trainer.model, taken), batch.leaves)
-
-
-@cache
-def distillation_stage_of(settings: tuple[tuple[str, Any], ...]) -> DistillationStage:
-    """The trainer with these settings; built once."""
-    return DistillationStage(dict(settings))
-
-
-def build_distillation(**settings: Any) -> Any:
-    """A real `DistillationTrainer`, with tiny Llamas as student and teacher."""
-    from datasets import Dataset
-    from trl import DistillationConfig, DistillationTrainer
-
-    with quietly(), offline(), one_thread():
-        folder = saved_model()
-        config = DistillationConfig(
-            output_dir=folder, use_cpu=True, bf16=False, report_to=[], disable_tqdm=True, **settings
-        )
-        trainer: Any = DistillationTrainer(
-            model=folder,
-            teacher_model=folder,
-            args=config,
-            train_dataset=Dataset.from_dict({"prompt": [WORDS[QUESTION]]}),
-            processing_class=tokenizer(),
-        )
-    trainer.model.train()
-    return trainer
 
 
 # The KLs over the vocabulary that `KLTrainer` gets for an audit of `kl_estimator="exact"`.
@@ -410,44 +383,40 @@ class Stage:
 
 
 @cache
-def stage_of(kind: str, settings: tuple[tuple[str, Any], ...]) -> Stage:
+def stage_of(kind: str, settings: tuple[tuple[str, Any], ...]) -> Stage | DistillationStage:
     """The trainer with these settings, for groups of any size; built once."""
-    return Stage(kind, dict(settings))
+    return DistillationStage(dict(settings)) if kind == "distillation" else Stage(kind, dict(settings))
 
 
 def build(
     kind: str, group_size: int, rewards: Any, words: tuple[str, ...] = WORDS, use_vllm: bool = False, **settings: Any
 ) -> Any:
     """A real trainer, with a tiny Llama over these words; the kind `klgrad` is this package's own."""
+    if kind != "klgrad":
+        settings = {"beta": BETA, **settings}
+    sizes = {"per_device_train_batch_size": group_size, "num_generations": group_size}
+    # 2, so that the trainer keeps the log-probs at sampling.
+    settings = {**sizes, "num_iterations": 1 if use_vllm else 2, **settings}
+    trainer = _trainer(kind, words, group_size, settings, reward_funcs=rewards)
+    trainer.use_vllm = use_vllm  # in the configuration it would start vLLM
+    trainer.current_gradient_accumulation_steps = 1  # set by the training loop
+    return trainer
+
+
+def _trainer(kind: str, words: tuple[str, ...], rows: int, settings: dict[str, Any], **arguments: Any) -> Any:
     from datasets import Dataset
 
     trainer_class, config_class = _classes(kind)
-    if kind != "klgrad":
-        settings = {"beta": BETA, **settings}
     with quietly(), offline(), one_thread():
         folder = saved_model(words)
-        config = config_class(
-            output_dir=folder,
-            per_device_train_batch_size=group_size,
-            num_generations=group_size,
-            # 2, so that the trainer keeps the log-probs at sampling.
-            num_iterations=1 if use_vllm else 2,
-            use_cpu=True,
-            bf16=False,
-            report_to=[],
-            disable_tqdm=True,
-            **settings,
-        )
         trainer = trainer_class(
             model=folder,
-            reward_funcs=rewards,
-            args=config,
-            train_dataset=Dataset.from_dict({"prompt": [words[-1]] * group_size}),
+            args=config_class(output_dir=folder, use_cpu=True, bf16=False, report_to=[], disable_tqdm=True, **settings),
+            train_dataset=Dataset.from_dict({"prompt": [words[-1]] * rows}),
             processing_class=tokenizer(words),
+            **arguments,
         )
-    trainer.use_vllm = use_vllm  # in the configuration it would start vLLM
     trainer.model.train()
-    trainer.current_gradient_accumulation_steps = 1  # set by the training loop
     return trainer
 
 
@@ -458,4 +427,5 @@ def _classes(kind: str) -> tuple[Any, Any]:
         from ..trl import KLConfig, KLTrainer
 
         return KLTrainer, KLConfig
-    return {"grpo": (trl.GRPOTrainer, trl.GRPOConfig), "rloo": (trl.RLOOTrainer, trl.RLOOConfig)}[kind]
+    name = {"grpo": "GRPO", "rloo": "RLOO", "distillation": "Distillation"}[kind]
+    return getattr(trl, f"{name}Trainer"), getattr(trl, f"{name}Config")

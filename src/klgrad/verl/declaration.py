@@ -4,10 +4,10 @@ import json
 import socket
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, ClassVar
 
-from .. import __version__
 from ..core.term import KLTerm
 from ..errors import ActivationError, MeaningError, UnknownNameError
 from ..integrations import AdaptiveCoefficient, Facts, Objective, choice_field, refuse_if
@@ -17,6 +17,8 @@ from ..support import Json
 
 NODE = "klgrad"
 """The name of the node in verl's configuration, and of the one inside `actor_rollout_ref`, all that its workers get."""
+
+VERSION = version("klgrad")
 
 PREFIX = "klgrad_"
 """Before the name of the mode of verl's that a trainer of klgrad's is based on."""
@@ -356,15 +358,15 @@ class CheckedConfig:
 
 def to_worker_node(declaration: VerlObjective) -> Json:
     settings = asdict(declaration)
-    return {"version": __version__, "task_rewards": settings.pop("task_rewards"), "settings": settings}
+    return {"version": VERSION, "task_rewards": settings.pop("task_rewards"), "settings": settings}
 
 
 def from_worker_node(node: Config) -> VerlObjective:
     """The inverse of `to_worker_node`, in a worker, which must have the driver's version of klgrad."""
-    if node["version"] != __version__:
+    if node["version"] != VERSION:
         raise ActivationError(
             f"klgrad {node['version']}, the driver's version, on every node",
-            f"{__version__} on {socket.gethostname()}",
+            f"{VERSION} on {socket.gethostname()}",
             "install the driver's version there",
         )
     return replace(term_of(node["settings"]), task_rewards=bool(node["task_rewards"]))
