@@ -579,7 +579,7 @@ def draw(numbers: Numbers, figure: "Figure") -> None:
         f"10 arms, lag 10, batches of 64 or 1024\n({problems} problems, ± 1 SE)",
         "share of runs that collapse",
     )
-    collapse.legend(fontsize=8, loc="center left", bbox_to_anchor=(0.0, 0.62))
+    collapse.legend(fontsize=8, loc="center right")
     for x in numbers["rewarded"]:
         colour, line = (BLUE if x["optimiser"] == "SGD" else ORANGE), ("-" if x["lag"] == 10 else "--")
         gap = x["difference"]
