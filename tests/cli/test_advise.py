@@ -25,7 +25,9 @@ def test_the_defaults_descend_what_the_audit_of_them_finds(name):
     default = DEFAULTS[name]
     assert default.subject in ALL[name]
     if name in SETTINGS:
-        _, divergence, ahead, *_ = recorded(name).row_of(default.subject)
+        row = recorded(name).row_of(default.subject)
+        assert row is not None
+        _, divergence, ahead, *_ = row
         words = f"Defaults: {default.settings}: {divergence}; looks ahead: {ahead}; samples: "
         assert words in " ".join(advised(name).split())
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field, fields, replace
 from typing import Literal, cast
 
+from ..support import Json
 from ..targets import TARGETS, TargetName, Verdict, signed
 from .advice import Advice, advise
 from .anatomy import enumerate_gradients, read_anatomy
@@ -95,7 +96,7 @@ class AuditResult:
         a = self.anatomy
         return not (a.is_nothing or (a.anchor == "sampler" and a.proved_fresh))
 
-    def to_dict(self) -> dict[str, object]:
+    def to_dict(self) -> Json:
         """Plain data, ready for JSON: `advice` as text, and its remedies as data in `remedies`."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         remedies = [remedy.to_dict() for remedy in self.advice.remedies]
