@@ -14,7 +14,7 @@ import torch
 
 from klgrad.audit import audit
 from klgrad.audit.policy import PolicyResult, audit_whole
-from klgrad.audit.render import policy as policies
+from klgrad.audit.render import policy_page as policies
 from klgrad.audit.render.terminal import COLUMNS, cells_of, markdown_table
 from klgrad.audit.sentences import summary
 from klgrad.frameworks import DEFAULTS, FRAMEWORKS, Framework, Recorded, recorded

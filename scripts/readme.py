@@ -31,7 +31,7 @@ from reference.text import table
 
 from klgrad.audit import audit, load
 from klgrad.audit.policy import audit_whole
-from klgrad.audit.render import policy as policies
+from klgrad.audit.render import policy_page as policies
 from klgrad.audit.render.terminal import markdown_table
 from klgrad.audit.sentences import report
 from klgrad.frameworks import FRAMEWORKS, recorded

@@ -7,7 +7,7 @@ from tolerances import EXACT, SINGLE
 from klgrad.audit.batch import from_problem
 from klgrad.audit.gradients import evaluate
 from klgrad.audit.policy import audit_whole
-from klgrad.audit.render.policy import cells_of
+from klgrad.audit.render.policy_page import cells_of
 from klgrad.audit.subject import as_subject
 from klgrad.enumeration import autoregressive, every_group
 from klgrad.frameworks import FRAMEWORKS, recorded

@@ -94,7 +94,7 @@ def recorded_policy_losses(name: str) -> Group | None:
     known = _recorded(name)
     if known is None or not known.policy_losses:
         return None
-    from ..audit.render.policy import table_of
+    from ..audit.render.policy_page import table_of
 
     shown = matching(name, [row[0] for row in known.policy_losses])
     return _dated(known, table_of([row for row in known.policy_losses if row[0] in shown]))

@@ -12,7 +12,7 @@ from ..audit import Subject, catalogue, load_every
 from ..audit.call import UserLoss, settings_for
 from ..audit.policy import PolicyResult, audit_whole
 from ..audit.render.page import Fix, Fixes
-from ..audit.render.policy import in_full, overview, to_html, to_json, to_markdown
+from ..audit.render.policy_page import in_full, overview, to_html, to_json, to_markdown
 from ..audit.subject import FileLosses, as_subject, imports_for, locate
 from ..errors import KlgradError, LossCallError, LossImportError, UnknownNameError
 from ..frameworks import FRAMEWORKS, HOMES, SETTINGS
