@@ -74,7 +74,9 @@ def _k1_loss(numbers: Numbers, axis: Any) -> None:
             axis.plot(at, [run["correct_in"][-1] for run in own], mark, color=colour, mfc="none", label=f"β = {coef}")
     axis.axhline(numbers["start"]["correct_in"]["mean"], color="grey", lw=1)
     axis.set(xlabel="age of the completions, updates", ylabel="right answers, in domain", xticks=[2, 4, 6, 8, 10])
-    axis.set_title("k1 as loss, each run after 60 updates", fontsize=10)
+    axis.set_title(
+        "k1 as loss, each run after 60 updates;\n2 seeds at 4 to 8, 3 at 2 and 10; marks of one age are shifted", fontsize=9
+    )
     axis.legend(fontsize=8.5)
 
 
@@ -117,7 +119,9 @@ def _weights(numbers: Numbers, axis: Any) -> None:
     axis.invert_yaxis()
     axis.set_xlabel(f"right answers, less those of {_others(numbers['compared_with'])}")
     axis.set_title(
-        "± 1 SE; circles: lag 2; squares: lag 10;\nfilled: at the last update; open: at equal KL", fontsize=9
+        "3 seeds, ± 1 SE (at equal KL 2 where a run has no value);\n"
+        "circles: lag 2; squares: lag 10;\nfilled: at the last update; open: at equal KL",
+        fontsize=9,
     )
 
 

@@ -325,6 +325,8 @@ def draw(numbers: Numbers, figure: "Figure") -> None:
                 # Three lines coincide at no bias: hollow markers let each be seen.
                 axes[row][column].plot(x, means, marker=MARKERS[name], markersize=6, markerfacecolor="none", **look)
         axes[1][column].set_xlabel(label)
+        many = dict.fromkeys(str(len(group["bias"]["k1-reward"])) for group in groups)
+        axes[0][column].set_title(f"means over {', '.join(many)} problems", fontsize=10)
     axes[0][0].set(ylabel="bias / ‖∇KL‖", xticks=numbers["lengths"])
     axes[1][0].set(ylabel="std of one\nsample / ‖∇KL‖", yscale="log")
     axes[1][1].set_xscale("log", base=2)

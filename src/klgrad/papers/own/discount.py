@@ -216,9 +216,10 @@ def draw(numbers: Numbers, figure: "Figure") -> None:
             _lines(axis, end, measure, " ", f", {size} completions", open_marks=size == "64")
         axis.set(title=f"{title}\n3 seeds, ± 1 SE", ylabel="nats, each arm at its best rate")
     for axis, update in zip(of_gradients, students, strict=True):
+        batches = max(arm["batches"] for arm in numbers["gradients"][update].values())
         _lines(axis, numbers["gradients"][update], "relative_variance", "-", "")
         _lines(axis, numbers["gradients"][update], "relative_squared_bias", ":", None)
-        title = f"{DRAWN_STUDENTS[update]}:\nvariance (lines), squared bias (dotted)"
+        title = f"{DRAWN_STUDENTS[update]}: variance (lines), squared\nbias (dotted); {batches} batches, ± 1 SE (jackknife)"
         axis.set(title=title, ylabel="relative to the squared true one")
     for axis in (*axes, *of_gradients):
         axis.set(xlabel="discount", xticks=X, xticklabels=DISCOUNTS)

@@ -59,6 +59,7 @@ def run(settings: Settings) -> Numbers:
     }
     return {
         "samples": SAMPLES,
+        "problems": len(p),
         "simulated": {name: over_repeats(x) for name, x in at.items()},
         "exact": {name: x.mean(-1).tolist() for name, x in exact.items()},
         "slope": _slope(error[0].mean(-1)),
@@ -149,7 +150,7 @@ def draw(numbers: Numbers, figure: "Figure") -> None:
         axis.errorbar(numbers["samples"], seen["mean"], seen["error"], fmt="o", ms=3.5, color=look["color"], capsize=2)
     axis.set(xscale="log", yscale="log", xlabel="samples n", ylabel="root squared error of the gradient")
     axis.set_title(
-        "means over problems; lines: root of the exact expectation;\n"
+        f"means over {numbers['problems']} problems; lines: root of the exact expectation;\n"
         "points: root of one simulated error, as in the paper, ± 1 SE",
         fontsize=10,
     )

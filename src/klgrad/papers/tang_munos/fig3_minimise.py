@@ -168,7 +168,7 @@ def _curves(numbers: Numbers, axis: "Axes") -> None:
         low = (mean - error).clamp(min=1e-6)
         axis.fill_between(numbers["steps"], low, mean + error, color=look["color"], alpha=0.2, lw=0)
     axis.set(yscale="log", xlabel="steps", ylabel="KL(π‖ref)")
-    axis.set_title("the paper's figure: n = 4, 100 problems", fontsize=10)
+    axis.set_title("the paper's figure: n = 4, 100 problems; band: ± 1 SE", fontsize=10)
 
 
 def _mean_and_median(numbers: Numbers, axis: "Axes") -> None:

@@ -75,7 +75,8 @@ def draw(numbers: Numbers, figure: "Figure") -> None:
         for axis, (measure, label) in zip(across, PANELS.items(), strict=True):
             if (lengths, measure) == ("fixed length", "length"):
                 axis.set_axis_off()
-                axis.legend(*axes[0][0].get_legend_handles_labels(), loc="center", fontsize=10)
+                title = f"means over {numbers['problems']} problems;\nbands: ± 1 SE"
+                axis.legend(*axes[0][0].get_legend_handles_labels(), loc="center", fontsize=10, title=title)
                 continue
             for name in LABELS:
                 seen, (colour, line, _) = numbers["descents"][lengths]["arms"][name][measure], STYLES[name]
@@ -138,6 +139,7 @@ def run(settings: Settings) -> Numbers:
         for name, ends in LENGTHS.items()
     }
     return {
+        "problems": problems,
         "steps": list(range(0, steps + 1, EVERY)),
         "bias": largest_bias(settings.size(12, 4), of_problems),
         **at_the_start(drawn["may end"], settings.size(32, 8), of_samples),

@@ -13,6 +13,7 @@ update. Arms are compared seed by seed. Design, tables and limits: docs/experime
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ...drawing import BLACK, BLUE, PURPLE, SKY, STYLES, VERMILION
@@ -158,8 +159,13 @@ def _caught_up(by_arm: dict[str, list[runs.Row]]) -> Found | None:
 
 
 def _gap(by_arm: dict[str, list[runs.Row]], pair: tuple[str, str], start: float) -> Found | None:
+    """With whether both arms have evaluations as near to ref as the KL at which they are compared."""
     one, other = (by_arm.get(arm, []) for arm in pair)
-    return runs.gap_at_equal_kl(_risen(one), _risen(other), start)
+    found = runs.gap_at_equal_kl(_risen(one), _risen(other), start)
+    if not found:
+        return None
+    nearest = max(min(float(row[KL]) for row in rows) for rows in (one, other))
+    return found | {"measured": found["kl"] >= nearest}
 
 
 def _risen(rows: list[runs.Row]) -> list[runs.Row]:
@@ -254,13 +260,20 @@ def _later(numbers: Numbers, arm: str) -> Check:
 
 
 def _at_equal_kl(numbers: Numbers, one: str, other: str) -> Check:
-    """Arms with a KL should be equal to each other, and better than none."""
+    """Arms with a KL should be equal to each other, and better than none.
+
+    Where an arm has no evaluation so near to ref, the error is not that of its curve, and the chance is not known.
+    """
     gap = numbers["equal_kl"][_pair(one, other)]
     if other == NONE:
         claim = f"at equal KL, {WORDS[one]} answers more right than no KL"
-        return _judged(claim, gap, runs.exceeds_over_seeds)
-    claim = f"at equal KL, {WORDS[one]} and {WORDS[other]} answer equally many right, within 0.05"
-    return _judged(claim, gap, lambda name, found: runs.equal_over_seeds(name, found, MARGIN))
+        judged = _judged(claim, gap, runs.exceeds_over_seeds)
+    else:
+        claim = f"at equal KL, {WORDS[one]} and {WORDS[other]} answer equally many right, within 0.05"
+        judged = _judged(claim, gap, lambda name, found: runs.equal_over_seeds(name, found, MARGIN))
+    if not gap or gap["measured"]:
+        return judged
+    return replace(judged, measured=f"{judged.measured}; one curve has no evaluation there", chance=None)
 
 
 def _judged(claim: str, found: Found | None, judge: Callable[[str, Found], Check]) -> Check:
