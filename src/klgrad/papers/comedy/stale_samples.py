@@ -177,6 +177,7 @@ def draw(numbers: Numbers, figure: "Figure") -> None:
     samples.set(ylabel="share of samples", ylim=(0, 1.05))
     for axis in axes[1]:
         axis.set_xlabel("std of sampler's logits\nfrom policy's")
-    figure.suptitle(f"means over {len(groups[0]['bias']['k1-reward/none'])} problems", fontsize=10)
     # The legend has the configurations only: the panel of costs has its own.
-    figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside upper center", ncols=6, fontsize=9)
+    title = f"means over {len(groups[0]['bias']['k1-reward/none'])} problems"
+    handles = axes[0][0].get_legend_handles_labels()
+    figure.legend(*handles, loc="outside upper center", ncols=6, fontsize=9, title=title)
