@@ -129,6 +129,17 @@ def test_right_answers_at_equal_kl(tmp_path):
     assert equal == {claim: "contradicted" if "k3" in claim else "holds" for claim in equal}
 
 
+def test_a_curve_without_an_evaluation_so_near_to_ref_has_no_chance(tmp_path):
+    """The first evaluation without a KL is at a tenth of its last KL."""
+    claim = "at equal KL, k3 as loss answers more right than no KL"
+    of = lambda kl: {c.claim: c for c in study.check(numbers(tmp_path, made({"none": (0.08, kl)})))}[claim]
+    near, far = of(19.0), of(21.0)
+    assert near.verdict == far.verdict == "holds"
+    assert near.chance is not None
+    assert far.chance is None
+    assert ["no evaluation" in each.measured for each in (near, far)] == [False, True]
+
+
 def test_a_run_whose_kl_falls_for_a_while_is_compared_at_equal_kl_without_those_evaluations(tmp_path):
     whole = numbers(tmp_path, made())["equal_kl"]
     rows = changed(made(), "k3-loss", (120, 210), kl_per_sequence=0.1, correct_in=0.0)

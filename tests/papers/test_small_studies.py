@@ -22,6 +22,22 @@ def test_a_discount_of_0_is_the_token_level_and_1_the_sequence_level(discount, l
     EXACT.check_vector(found.flatten(), exact_gradient(problems, level).flatten())
 
 
+@pytest.mark.parametrize(
+    ("ends", "verdict"),
+    [((9.0, 9.0), "holds"), ((2.0, 2.0), "contradicted"), ((3.0, 2.0), "undecided")],
+    ids=["back", "short", "falling"],
+)
+def test_a_length_that_still_falls_at_the_end_decides_nothing(ends, verdict):
+    path = lambda *tokens: [{"update": 6 * i, "tokens": x} for i, x in enumerate(tokens)]
+    runs = [
+        {"student": student, "level": level, "seed": seed, "path": path(*(ends if level == "sequence" else (9.0, 9.0)))}
+        for student in degenerate_distillation.STUDENTS
+        for level in degenerate_distillation.LM_LEVELS
+        for seed in range(3)
+    ]
+    assert degenerate_distillation._of_sums(runs)[-1].verdict == verdict
+
+
 @pytest.mark.parametrize("lag", [1, 2, 10])
 def test_the_root_is_above_1_exactly_above_the_threshold(lag):
     for product in stale_k1.PRODUCTS:

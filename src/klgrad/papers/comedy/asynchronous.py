@@ -75,7 +75,8 @@ def _k1_loss(numbers: Numbers, axis: Any) -> None:
     axis.axhline(numbers["start"]["correct_in"]["mean"], color="grey", lw=1)
     axis.set(xlabel="age of the completions, updates", ylabel="right answers, in domain", xticks=[2, 4, 6, 8, 10])
     axis.set_title(
-        "k1 as loss, each run after 60 updates;\n2 seeds at 4 to 8, 3 at 2 and 10; marks of one age are shifted", fontsize=9
+        "k1 as loss, each run after 60 updates;\n2 seeds at 4 to 8, 3 at 2 and 10; marks of one age are shifted",
+        fontsize=9,
     )
     axis.legend(fontsize=8.5)
 

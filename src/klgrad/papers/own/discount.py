@@ -219,7 +219,9 @@ def draw(numbers: Numbers, figure: "Figure") -> None:
         batches = max(arm["batches"] for arm in numbers["gradients"][update].values())
         _lines(axis, numbers["gradients"][update], "relative_variance", "-", "")
         _lines(axis, numbers["gradients"][update], "relative_squared_bias", ":", None)
-        title = f"{DRAWN_STUDENTS[update]}: variance (lines), squared\nbias (dotted); {batches} batches, ± 1 SE (jackknife)"
+        title = (
+            f"{DRAWN_STUDENTS[update]}: variance (lines), squared\nbias (dotted); {batches} batches, ± 1 SE (jackknife)"
+        )
         axis.set(title=title, ylabel="relative to the squared true one")
     for axis in (*axes, *of_gradients):
         axis.set(xlabel="discount", xticks=X, xticklabels=DISCOUNTS)
