@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from html import escape
 from pathlib import Path
 from statistics import stdev
 from textwrap import shorten
@@ -212,8 +213,8 @@ def _line(row: dict[str, str], first: dict[str, str]) -> str:
         row = {**row, "candidate": f"{row['candidate']}: {made}"}
     if row.get("failure"):
         why = shorten(re.sub(r"[|`]", " ", row["failure"]), 60, placeholder=" ...")
-        # As code, because a name in angle brackets would be a tag of the page.
-        return f"| {row['candidate']} | did not run: `{why}` | | |"
+        # A name in angle brackets would be a tag of the page; inside <details> it is one even as code.
+        return f"| {row['candidate']} | did not run: {escape(why, quote=False)} | | |"
     floor = f"{float(row['times_floor']):.2f}" if row["times_floor"] else ""
     memory = f"{row['extra_gib']} GiB" if row["floor"] else ""
     return f"| {row['candidate']} | {row['median_ms']} ms | {floor} | {memory} |"
