@@ -33,7 +33,7 @@ NOT_HELD = {
     },
     "klgrad/degenerate-distillation": {
         "16 rows: on the way there completions are shorter than half of it": "undecided",
-        "transformer, student the same: within 60 updates the sequence level is back at nine tenths of the token's": "contradicted",  # noqa: E501
+        "transformer, student the same: within 60 updates the sequence level is back at nine tenths of the token's": "undecided",  # noqa: E501
     },
 }
 """Sentences of the computed studies that do not hold; any other must hold. Those of recorded runs are on the page."""
