@@ -50,6 +50,7 @@ VERDICTS = {
     Recipe(loss="k1", weight="unsure", level=0.6): "unknown",
     Recipe(ratio="token", bound="truncate", at=25.0): "reverse-kl-token",
     Recipe(rows="even"): "unknown",
+    Recipe(loss=None, reward="k1", baseline="leave-one-out", spread="batch", epsilon=0.0001, rows="even"): "unknown",
     # The direction of a target at a strength that grows with the KL.
     Recipe(outer="square"): "unknown",
 }

@@ -459,6 +459,8 @@ def _difference(parts: Anatomy, inputs: ProbeInputs, answer: Derivatives) -> flo
         if not bool(torch.isfinite(a).all()):
             return math.inf
         if parts.baseline.spread != "none":
+            if bool((f.abs() > ROUNDED).any()) and not bool(a.any()):
+                return 1.0  # no spread divides it to 0
             f = _rescale(f, a, inputs.group, parts.baseline.spread)
         gap, size = max(gap, float((a - f).abs().max())), max(size, float(a.abs().max()))
     return gap / size if size else gap
