@@ -62,7 +62,8 @@ def unpack(folder: Path) -> None:
     clean: Model = AutoModelForCausalLM.from_config(type(model.config).from_dict(plain), dtype=torch.float32)
     clean.load_state_dict(model.state_dict())
     end_turns(tokenizer, clean)
-    clean.save_pretrained(folder)
+    with redirect_stderr(io.StringIO()):
+        clean.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
 
