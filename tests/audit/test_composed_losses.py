@@ -49,6 +49,9 @@ VERDICTS = {
     Recipe(loss="exact", weight="entropy"): "unknown",
     Recipe(loss="k1", weight="unsure", level=0.6): "unknown",
     Recipe(ratio="token", bound="truncate", at=25.0): "reverse-kl-token",
+    # The mean of a group shrinks the future alone.
+    Recipe(loss="exact", reward="exact", horizon="later", baseline="group"): "unknown",
+    Recipe(loss="exact-bounded", reward="k3", number=3.9, horizon="later"): "unknown",
     Recipe(rows="even"): "unknown",
     Recipe(loss=None, reward="k1", baseline="leave-one-out", spread="batch", epsilon=0.0001, rows="even"): "unknown",
     # The direction of a target at a strength that grows with the KL.

@@ -309,6 +309,7 @@ def axolotl(tmp_path, lines):
 
 def test_a_synchronous_run_of_axolotl_has_the_loss_of_trl(tmp_path):
     """axolotl-ai-cloud/axolotl examples/llama-3/qlora-1b-gdpo.yaml."""
+    pytest.importorskip("trl")
     run = run_of(
         tmp_path,
         "base_model: meta-llama/Llama-3.2-1B-Instruct\nrl: gdpo\nrl_beta: 0.1\ntrl:\n  beta: 0.001\n"

@@ -774,4 +774,9 @@ def _compare(reader: PartReader, parts: Anatomy) -> dict[str, float]:
         "one group of 3": reader.at_random([9, 4, 7], group=3, seed=10),
         "stale samples": reader.at_random(MIXED, stale=1.0, seed=6),
     }
+    if any(parts.exact) or parts.full is not None:
+        # Beside small log-ratios: an estimate at large ones would hide that the divergence is clamped.
+        far = reader.at_random(MIXED, seed=15)
+        larger = {name: 6 * getattr(far, name) for name in ("tilt", "token_reverse_kl", "token_forward_kl")}
+        probes["large divergences of a token"] = replace(far, **larger)
     return {name: _difference(parts, inputs, reader.read(inputs)) for name, inputs in probes.items()}

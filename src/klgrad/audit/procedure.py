@@ -216,8 +216,12 @@ def fresh_name(a: Anatomy) -> Verdict:
 
 def _keeps_direction(a: Anatomy) -> bool:
     """Whether the unit, the baseline and the bounds of the coefficient leave the direction of a target."""
+    is_exact = any(a.exact) or a.full is not None
+    # The mean of a group shrinks what it is subtracted from by 1 - 1/n, and must shrink all of it.
+    shrinks_a_part = a.baseline.name == "group-mean" and bool(a.credits) and (is_exact or a.baseline.covers != "all")
     return (
         not a.has_edges
+        and not shrinks_a_part
         and a.unit.name not in ("completion-mean", "other")
         and (a.baseline.name != "other" and (a.baseline.name != "token-mean" or a.horizon.kind == "none"))
         and a.baseline.spread in ("none", "batch")
