@@ -109,13 +109,12 @@ def _memory(which: str) -> int:
 def own_time(clock: "Clock") -> Iterator[None]:
     """Measure the time of klgrad's own code in each step: the rollout, the term, and its metrics."""
     from klgrad import KLTerm
-    from klgrad.core import rollout
     from klgrad.trl import kl_trainer
     from klgrad.trl.metrics import KLMetrics
     from klgrad.trl.scorer import Scorer
 
-    own = [(kl_trainer.KLTrainer, "_gathered_groups"), (Scorer, "rollout"), (kl_trainer, "per_token_loss")]
-    places: list[tuple[Any, str]] = [*own, (KLTerm, "__call__"), (rollout, "_raise_if"), (KLMetrics, "record")]
+    own = [(kl_trainer, "gather_rows"), (Scorer, "rollout"), (kl_trainer, "per_token_loss")]
+    places: list[tuple[Any, str]] = [*own, (KLTerm, "__call__"), (KLMetrics, "record")]
     before, inside = [getattr(*place) for place in places], []
 
     def timed(function: Callable[..., Any]) -> Callable[..., Any]:

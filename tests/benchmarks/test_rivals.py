@@ -181,3 +181,15 @@ def test_a_profile_names_what_each_kernel_does(bench):
     assert kind_of("vectorized_elementwise") == "the rest"
     found = profile.by_kind([("nvjet", 2.0), ("gemm", 1.0), ("sums_kernel", 4.0)], 7.5)
     assert found == {"matrix products": 3.0, kind_of("sums_kernel"): 4.0, "between kernels": 0.5}
+
+
+@pytest.mark.slow
+def test_the_time_of_our_own_code_is_that_of_functions_that_exist(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    trainers = importlib.import_module("trainers")
+    from klgrad.trl import kl_trainer
+
+    clock, before = trainers.Clock(), kl_trainer.gather_rows
+    with trainers.own_time(clock):
+        assert kl_trainer.gather_rows is not before
+    assert kl_trainer.gather_rows is before

@@ -68,7 +68,7 @@ GRPO_ARGS=(
    --kl-loss-type low_var_kl
 )
 ray job submit --address="http://127.0.0.1:8265" -- python3 train.py --colocate ${MODEL_ARGS[@]} ${ROLLOUT_ARGS[@]} \\
-   --hf-checkpoint /root/Qwen2.5-3B/ ${GRPO_ARGS[@]}
+   --hf-checkpoint Qwen/Qwen2.5-3B ${GRPO_ARGS[@]}
 """
     run = run_of(tmp_path, script)
     assert (run.framework, places(run)) == ("slime", [("loss", 0.001)])
