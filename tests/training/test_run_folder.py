@@ -161,6 +161,23 @@ def test_a_second_owner_is_refused(tmp_path):
     assert not list((tmp_path / "run").iterdir())
 
 
+@pytest.mark.parametrize(
+    "name", [run_folder.LOCK, "summary.json", "run.png", "model", "model/README.md", "model/a/b/weights"]
+)
+def test_links_out_of_the_folder_are_refused_and_their_targets_are_left(name, tmp_path):
+    run, target = tmp_path / "run", tmp_path / "precious.txt"
+    target.write_text("data")
+    (run / name).parent.mkdir(parents=True)
+    (run / name).symlink_to(target)
+    with pytest.raises(RunError, match="a link to "), run_folder.lock_folder(run):
+        pass
+    assert target.read_text() == "data"
+    (run / name).unlink()
+    (run / "inside").symlink_to("other")  # it stays in the folder
+    with run_folder.lock_folder(run):
+        pass
+
+
 @pytest.mark.slow
 def test_an_owner_that_was_killed_blocks_nobody(tmp_path):
     holder = subprocess.Popen([sys.executable, "-c", HOLDER, str(tmp_path)], stdout=subprocess.PIPE, text=True)

@@ -1,6 +1,7 @@
 """The files of a run: history, records, lock, and the run that it replaces."""
 
 import json
+import os
 import platform
 import shutil
 from collections.abc import Iterable, Iterator
@@ -195,6 +196,7 @@ LOCK = ".klgrad.lock"
 def lock_folder(folder: Path) -> Iterator[None]:
     """Hold the lock of a folder inside the block; raise if another process holds it."""
     ensure_folder(folder)
+    _refuse_links(folder)  # before the lock is taken, which empties its file
     lock = FileLock(folder / LOCK, timeout=0)
     try:
         lock.acquire()
@@ -211,3 +213,12 @@ def lock_folder(folder: Path) -> Iterator[None]:
     finally:
         (folder / LOCK).unlink(missing_ok=True)
         lock.release()
+
+
+def _refuse_links(folder: Path) -> None:
+    """Raise for a link out of a run folder, which may come from somebody else: a run would write to its target."""
+    home = folder.resolve()
+    for path in folder.rglob("*"):
+        if path.is_symlink() and not path.resolve().is_relative_to(home):
+            received = f"{path}, a link to {os.readlink(path)}"
+            raise RunError("a run folder without links out of it", received, "remove the link")
