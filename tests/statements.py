@@ -37,6 +37,10 @@ def slope_of(title):
     return lambda l: (1 - order) * (l - torch.logaddexp(torch.full_like(l, math.log(order)), math.log1p(-order) + l))
 
 
+NUMERICAL = "float32|finite number|masked positions (inside|change)|values at masked"
+"""Findings that say nothing of the gradient of live tokens in float64."""
+
+
 @dataclass(frozen=True)
 class Claim:
     """A gradient, what it may be a multiple of, and whether a drift is said to be added."""
@@ -51,23 +55,24 @@ class Report:
 
     def __init__(self, rows, columns=0):
         self.columns = columns
-        self.rows = {label: text for label, text in rows if label != "beside it"}
-        self.beside = [text for label, text in rows if label == "beside it"]
+        self.rows = {label: text for label, text in rows if label != "also"}
+        self.beside = [text for label, text in rows if label == "also" and not re.search(NUMERICAL, text)]
 
     @property
     def is_quiet(self):
         """Whether nothing is said beside the parts but a constant."""
-        return all(text.startswith("a constant of") for text in self.beside)
+        others = re.search("probability|temperature", self.rows["divergence"])
+        return not others and all(text.startswith("it has a constant of") for text in self.beside)
 
     @property
     def constant(self):
-        found = [re.match(r"a constant of (\S+)", text) for text in self.beside]
+        found = [re.match(r"it has a constant of (\S+)", text) for text in self.beside]
         return next((float(m[1]) for m in found if m), 0.0)
 
     @cached_property
     def own(self):
         """The slope that the divergence line names, up to a positive factor; None if it names none."""
-        text = self.rows["divergence"].replace(", between completions", "")
+        text = re.sub(r"; it pushes.*?(?=;|$)|, of (each|whole) [^;]*", "", self.rows["divergence"])
         text, *edges = re.split(r"; (?=below|above)", text)
         if text.startswith(("one of its own", "nothing where", "nothing but", "not known")):
             return None
@@ -92,7 +97,7 @@ class Report:
     @property
     def scale(self):
         """The factor on β near ref, if it is a number."""
-        m = re.match(r"(\S+) x β", self.rows["scale"])
+        m = re.match(r"(\S+) x the pull", self.rows["scale"])
         return float(m[1]) if m else None
 
     def weigh(self, world, size):
@@ -193,13 +198,15 @@ def fresh_claim(report, w, size, *, probability=None, weights=None, prefixes=Non
             sign = 1.0 if "lowers" in report.rows["divergence"] else -1.0
             return Claim(sign * w.by((w.policy / w.lengths).sum()), free=True)
         return Claim(torch.zeros(w.parameters.numel() + w.mask.shape[1], dtype=torch.float64))
-    if "spread" in report.rows["scale"] or "before they are summed" in report.rows["baseline"]:
+    if "none that is fixed" in report.rows["scale"] or "before they are summed" in report.rows["baseline"]:
         return None
     if report.own is None or not report.is_quiet:
         return None
     unit = report.weigh(w, size)
-    if "between completions" in report.rows["divergence"]:
-        c = report.own(w.l.sum(-1, keepdim=True)).expand_as(w.l)
+    if "function of the whole completion" in report.rows["looks ahead"]:
+        whole = w.l.sum(-1, keepdim=True)
+        whole = whole / w.lengths[:, None] if "mean log π/ref" in report.rows["divergence"] else whole
+        c = report.own(whole).expand_as(w.l)
         gradient = w.on_scores(p * unit, c)
     else:
         future = future_of(report, w)
@@ -267,7 +274,7 @@ def stale_claim(report, text, w, size):
         return Claim(away if main.startswith("climbs") else -away, free=True)
     mean = re.match(r"(climbs )?the mean of (.*?),? under the sampler", main)
     if mean:
-        if mean[2] in MEANS:
+        if mean[2] in MEANS and "mean log π/ref" not in main:
             claim = Claim(
                 w.by((w.sampler * unit * MEANS[mean[2]](w)).sum()) * (-1 if mean[1] else 1) * abs(report.scale or 1.0),
                 free=report.scale is None,
@@ -275,18 +282,20 @@ def stale_claim(report, text, w, size):
         elif report.own is None:
             return None
         else:
-            at = w.l.sum(-1, keepdim=True).expand_as(w.l) if "h(L)" in mean[2] else w.l
+            whole = w.l.sum(-1, keepdim=True).expand_as(w.l)
+            whole = whole / w.lengths[:, None] if "mean log π/ref" in main else whole
+            at = whole if "h(L)" in mean[2] else w.l
             near = _slope_at_zero(report.own)
             gradient = w.on_scores(w.sampler * unit, report.own(at))
             claim = Claim(
                 gradient * (report.scale / near if near and report.scale else 1.0), free=not (near and report.scale)
             )
     elif main == "the same on the sampler's prefixes":
-        weights = None if "no importance ratio" in report.rows["samples"] else w.log_weight.exp()
+        weights = None if report.rows["ratio"].startswith("none") else w.log_weight.exp()
         claim = fresh_claim(report, w, size, probability=w.sampler, weights=weights)
     elif main == "the same":
         claim = fresh_claim(report, w, size)
-        if "ratio of the tokens so far" in report.rows["samples"] and any("those of the sampler" in x for x in rest):
+        if "π/μ of the tokens so far" in report.rows["ratio"] and any("those of the sampler" in x for x in rest):
             claim = fresh_claim(report, w, size, probability=w.sampler, weights=w.log_weight.cumsum(-1).exp())
     else:
         return None

@@ -119,8 +119,8 @@ _DESCENDED = (
         "reverse-kl-sequence",
         "reverse",
         "Reverse KL, whole completions",
-        "the reverse KL between completions",
-        "The gradient of KL(π‖ref) between completions.",
+        "the reverse KL of whole completions",
+        "The gradient of KL(π‖ref) of whole completions.",
         "KL(π‖ref) between distributions over completions",
     ),
     Target(
@@ -161,8 +161,8 @@ _DESCENDED = (
         "forward-kl-sequence",
         "forward",
         "Forward KL, whole completions",
-        "the forward KL between completions",
-        "The gradient of KL(ref‖π) between completions. Its optimum differs from that of the reverse KL.",
+        "the forward KL of whole completions",
+        "The gradient of KL(ref‖π) of whole completions. Its optimum differs from that of the reverse KL.",
         "KL(ref‖π) between distributions over completions",
     ),
     Target(

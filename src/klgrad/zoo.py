@@ -171,7 +171,9 @@ BOUNDED = Remedy(
     why="the reverse KL, whose coefficient is bounded and zero at ref alone",
 )
 SUMMED = Remedy(use=(TOKEN,), why="it sums over the completion: divide β by the mean length")
-AFTER_DIVISION = Remedy("subtract β times the coefficient of a KLTerm from the advantage after the division")
+AFTER_DIVISION = Remedy(
+    "divide the reward alone by its spread, then subtract β times the coefficient of a KLTerm from the advantage"
+)
 LEAVE_ONE_OUT = Remedy(use=("k1-reward-leave-one-out", KLTerm(baseline="leave_one_out")))
 
 

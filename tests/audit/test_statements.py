@@ -9,9 +9,10 @@ import pytest
 import statements
 
 from klgrad.audit import audit, catalogue
+from klgrad.audit.advice import rows as report
 from klgrad.audit.batch import DISTANCES, Case, advantage_of, from_problem
 from klgrad.audit.gradients import of_reference, sum_over_rows
-from klgrad.audit.sentences import report, summary
+from klgrad.audit.sentences import summary
 from klgrad.audit.subject import COMMON, as_subject
 from klgrad.enumeration import autoregressive, population, with_rational_sampler
 
@@ -72,7 +73,7 @@ def check(subject):
     if not a.proved:
         return
     stale = summary(a, on_policy=False)
-    assert false_statements(subject, report(a), stale, allowed=max(1e-6, a.allowed / 10)) == []
+    assert false_statements(subject, report(result), stale, allowed=max(1e-6, a.allowed / 10)) == []
 
 
 @pytest.mark.parametrize("name", COMMON)
@@ -94,14 +95,15 @@ def test_the_words_about_a_loss_of_the_catalogue(name):
         ("k2-loss", "looks ahead", "to the end of the completion, by k1"),
         ("k1-reward", "looks ahead", "discounted by 0.9 a token, by k1"),
         ("k2-loss-length-mean", "unit", "summed over the completion, averaged over completions"),
-        ("k2-loss", "scale", "0.5 x β near ref"),
+        ("k2-loss", "scale", "0.5 x the pull of KL(π‖ref) near ref"),
         ("k3-loss-clamped", "divergence", "forward KL, KL(ref‖π)"),
     ],
 )
 def test_a_false_word_is_recognised(name, row, text):
     subject = catalogue()[name]
-    a = audit(subject).anatomy
-    rows = [(label, text if label == row else words) for label, words in report(a)]
+    result = audit(subject)
+    a = result.anatomy
+    rows = [(label, text if label == row else words) for label, words in report(result)]
     assert false_statements(subject, rows, summary(a, on_policy=False))
 
 
@@ -119,7 +121,7 @@ def test_a_false_word_is_recognised(name, row, text):
 )
 def test_a_false_word_about_stale_samples_is_recognised(name, text):
     subject = catalogue()[name]
-    assert false_statements(subject, report(audit(subject).anatomy), text)
+    assert false_statements(subject, report(audit(subject)), text)
 
 
 @pytest.mark.many

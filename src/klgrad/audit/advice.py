@@ -4,10 +4,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from ..core.term import ImportanceWeighting, KLTerm, Piece, Remedy, capitalised, joined
+from ..core.importance import ImportanceWeighting, Truncate
+from ..core.term import KLTerm, Piece, Remedy, capitalised, joined
 from ..targets import TARGETS, UNCORRECTED, Verdict
 from ..zoo import AFTER_DIVISION, K2_OR_TOKEN, TOKEN, TOKEN_RATIO
-from .sentences import part_differences, remarks, summary
+from .sentences import part_differences, remarks, report, summary
 from .subject import Subject
 
 if TYPE_CHECKING:
@@ -89,6 +90,13 @@ def findings(r: "AuditResult") -> list[tuple[str, str]]:
     return found
 
 
+def rows(r: "AuditResult") -> list[tuple[str, str]]:
+    """The report of one loss: a label and a sentence for each part and for each finding."""
+    parts = report(r.anatomy)
+    also = [("also", text) for note, text in findings(r) if text and not note.startswith("dead")]  # its edges are told
+    return [*parts[:-1], *also, parts[-1]] if r.anatomy.deterministic and r.anatomy.finite else parts
+
+
 def notes(r: "AuditResult") -> list[str]:
     """Findings beside the parts, in a few words each."""
     return [note for note, _ in findings(r) if note]
@@ -167,9 +175,16 @@ SHIFT = Remedy("shift the log-probs of ref by one token, so that both policies s
 END = Remedy("include the last token of each completion, at which it ends")
 NOT_REFERENCE = Remedy("pass the log-probs of ref, not those of the sampler")
 CLAMP = Remedy(
-    "bound the coefficient instead of the value: it then pulls on at every log-ratio",
+    "bound the coefficient instead of the value, so that there is a pull at every log-ratio",
     (KLTerm(level="token", influence_bound=10.0),),
+    "the reverse KL",
 )
+BOUND_APART = Remedy(
+    "bound the ratio apart from the estimate, so that its coefficient is bounded and nothing else",
+    (KLTerm(level="token", weighting=ImportanceWeighting("token", bound=Truncate(2.0))),),
+    "the reverse KL",
+)
+POWER = Remedy("leave out the factor π: a token is sampled with that probability already")
 ENTROPY = Remedy("stop the gradient of the log-prob that is not part of a difference, if no entropy term is meant")
 ENTRIES = Remedy("add the tail of the vocabulary, or use all of it")
 CENTRE = Remedy("subtract a mean over completions, after the tokens of each are summed")
@@ -196,6 +211,7 @@ def _remedies(result: "AuditResult", subject: Subject) -> tuple[Remedy, ...]:
         return (NOT_REFERENCE if a.anchor == "sampler" else K2_OR_TOKEN,)
     if not a.proved_fresh and not a.shares:
         return (MASKED,) if a.leaks or result.reads_masked else (EITHER,)
+    has_dead_zone = result.dead_below is not None or result.dead_above is not None
     is_of_place = bool(_of_mask(result)) and not (a.leaks or result.reads_masked or result.leaks_at_gaps)
     parts = {
         SHIFT: a.late != 0,
@@ -206,11 +222,13 @@ def _remedies(result: "AuditResult", subject: Subject) -> tuple[Remedy, ...]:
         AFTER_DIVISION: a.baseline.spread != "none",
         CENTRE: a.baseline.name == "token-mean",
         LENGTHS: a.unit.name == "completion-mean",
-        CLAMP: result.dead_below is not None or result.dead_above is not None,
+        POWER: a.power != 0,
+        BOUND_APART: a.samples.bound is not None and a.samples.bound.beyond is not None,
+        CLAMP: has_dead_zone,
         ENTROPY: any(a.entropy),
-        ENTRIES: a.top_k is not None,
-        Remedy("for the reverse KL", (SEQUENCE if a.horizon.kind == "all" else TOKEN,)): set(a.shares)
-        == {"forward-kl"},
+        ENTRIES: a.top_k is not None and not a.lumps_tail,
+        Remedy("for the reverse KL", (SEQUENCE if a.horizon.kind == "all" else TOKEN,)): set(a.shares) == {"forward-kl"}
+        and not has_dead_zone,
         EITHER: len(a.shares) > 1 or not set(a.shares) <= {"reverse-kl", "forward-kl"},
     }
     return tuple(remedy for remedy, differs in parts.items() if differs)
@@ -241,6 +259,8 @@ def _finding(result: "AuditResult") -> str:
         if a.anchor == "sampler":
             return "regularises nothing: the log-probs of the sampler are in the place of ref"
         return f"regularises nothing: {summary(a).removeprefix('nothing: ')}"
+    if a.late and a.proved_fresh:
+        return f"descends {summary(a).replace('none:', 'no divergence:')}"
     if TARGETS[result.verdict].climbed:
         return f"{TARGETS[result.verdict].does}: the sign is wrong"
     if not a.proved_fresh:

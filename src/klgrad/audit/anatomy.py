@@ -5,7 +5,7 @@ random inputs, token by token, so that a part that was misread, or that no probe
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import product
@@ -36,6 +36,7 @@ from .probes import (
     HIGHEST_TWIN,
     ODDS,
     RARE_ODDS,
+    REACH,
     ROWS,
     SINGLE,
     TOKENS,
@@ -63,6 +64,9 @@ STEP = 0.75
 NUDGE = 0.05
 """A log importance ratio that few bounds cut off."""
 
+BESIDE = 1e-6
+"""A log-ratio at which a coefficient that is 0 at ref, and does not jump there, is almost 0."""
+
 FAR = 15.0
 """A log importance ratio that every bound cuts off."""
 
@@ -85,7 +89,7 @@ MIXED = [9, 7, 9, 4, 9, 8, 5, 9]
 class PartReader:
     """Reads each part of one loss by its own probe."""
 
-    def __init__(self, subject: Subject, advantages: Advantages) -> None:
+    def __init__(self, subject: Subject, advantages: Advantages, power: float) -> None:
         subject = subject.large()  # a batch is one call
         read = reader_of(subject, advantages)
         random = ProbeInputs.at_random([TOKENS] * ROWS, WIDTH, highest=HIGHEST_TWIN)
@@ -93,9 +97,10 @@ class PartReader:
         size = max(float(x.nan_to_num(posinf=0.0, neginf=0.0).abs().max()) for x in first)
         # The tolerances are meant for numbers near 1; a division by a power of two is exact.
         self.size = 1.0 if not size or 1e-3 < size < 1e3 else unit_of(torch.tensor(size, dtype=torch.float64))
-        self.read: Read = lambda inputs: Derivatives(*(x / self.size for x in read(inputs)))
+        self.power = power
+        self.read: Read = lambda inputs: Derivatives(*(x / self._factor(inputs) for x in read(inputs)))
         self.base = ProbeInputs.at_reference([TOKENS] * ROWS, WIDTH)
-        answers = [Derivatives(*(x / self.size for x in first)), self.read(random)]
+        answers = [Derivatives(*(x / self._factor(random) for x in first)), self.read(random)]
         is_given_logits = isinstance(subject.loss, UserLoss) and subject.loss.uses("logits")
         self.takes_logits = is_given_logits or bool(evaluate(subject, random.batch())[1].logits.any())
         # The logits of the probes have twins of the sampled tokens, so that these have a probability below one half.
@@ -109,6 +114,10 @@ class PartReader:
         self.coupled = "none"
         self.starts: list[Derivatives] = []
         self.moves: dict[tuple[str, tuple[int, int], float], Derivatives] = {}
+
+    def _factor(self, inputs: ProbeInputs) -> Tensor:
+        """(B, T) what the derivatives are divided by: a power of two, and one of the token's probability."""
+        return self.size * torch.where(inputs.mask, self.power * inputs.logp, 0.0).exp()
 
     # One response at a time.
 
@@ -158,11 +167,11 @@ class PartReader:
             rows = ROWS if apart == ROWS else math.ceil((len(some) * apart + 2) / ROWS) * ROWS
             yield some, self.at_reference([TOKENS] * rows), [i * apart for i in range(len(some))]
 
-    def along(self, log_ratios: Tensor, moved: int, seen: int) -> Tensor:
-        """The coefficient of one token as the log-ratio of another of its completion takes these values."""
+    def along(self, log_ratios: Tensor, moved: Sequence[int], seen: int) -> Tensor:
+        """The coefficient of one token as the log-ratios of some tokens of its completion all take these values."""
         values = []
         for some, base, rows in self.each(log_ratios):
-            entries = {(row, moved): x for row, x in zip(rows, some.tolist(), strict=True)}
+            entries = {(row, token): x for row, x in zip(rows, some.tolist(), strict=True) for token in moved}
             values.append(self.above_others(self.read(base.with_entries("log_ratio", entries)).score[:, seen], rows))
         return torch.cat(values)
 
@@ -250,9 +259,9 @@ class PartReader:
         )
 
 
-def read_anatomy(subject: Subject, advantages: Advantages = "zero") -> Anatomy:
-    """Read every part, and compare their formula with the loss at random inputs."""
-    reader = PartReader(subject, advantages)
+def read_anatomy(subject: Subject, advantages: Advantages = "zero", power: float = 0.0) -> Anatomy:
+    """Read every part, and compare their formula with the loss at random inputs; `power` is one of the parts."""
+    reader = PartReader(subject, advantages, power)
     empty = Anatomy(Curve({}, (GRID, 0 * GRID), torch.zeros_like))
     if not reader.deterministic:
         return replace(empty, deterministic=False)
@@ -268,14 +277,13 @@ def read_anatomy(subject: Subject, advantages: Advantages = "zero") -> Anatomy:
         reader.coupled = "batch" if any(bool((x[GROUP:] != 0).any()) for x in moved) else "group"
     if couples_rows and reader.has_spread():
         return _read_spread(reader, empty)
-    token = PLACE[1]
-    own = read_curve(lambda x: reader.along(x, token, token), reader.same)
+    own, middle = _read_own(reader)
     full = _read_full(reader)
     exact = (round_short(float(start.reverse[PLACE])), round_short(float(start.forward[PLACE])))
     credits = _read_credits(reader, own, full)
     entropy, is_of_whole = reader.read_entropy()
     logps = DEPTH * (TOKENS if is_of_whole else 1)
-    constant = round_short(float(start.score[PLACE]) - entropy[0] * logps, reader.same)
+    constant = round_short(float(start.score[PLACE]) + middle - entropy[0] * logps, reader.same)
     if abs(constant) <= reader.same * max(1.0, abs(entropy[0] * logps)):
         constant = 0.0
     # A log-ratio near STEP to which the coefficient responds: inside a dead zone the last token has none either.
@@ -303,12 +311,18 @@ def read_anatomy(subject: Subject, advantages: Advantages = "zero") -> Anatomy:
     parts = _choose_baseline(reader, parts, couples_rows)
     parts = _choose_samples(reader, parts)
     parts = replace(parts, unexplained=_compare(reader, parts))
+    if parts.proved_fresh and not parts.proved and parts.samples.ratio == "none":
+        parts = _choose_gate(reader, parts)
+        parts = replace(parts, unexplained=_compare(reader, parts))
+    if not parts.proved_fresh and power == 0 and subject.temperature == 1:
+        for other in _read_again(reader, subject, advantages, has_entries=full is not None):
+            if other.proved_fresh:
+                return other
     if not parts.proved:
         parts = replace(parts, matters=_find_causes(reader, parts), sees_reference=_sees_reference(reader))
-    parts = parts.times(reader.size)
+    parts = replace(parts.times(reader.size), power=reader.power)
     if reader.takes_logits and subject.kind != "framework":  # a framework's trainer has a vocabulary of its own
-        top_k, gap = _read_large_vocabulary(subject, parts)
-        parts = replace(parts, top_k=top_k, unexplained=parts.unexplained | {f"a vocabulary of {VOCABULARY}": gap})
+        parts = _read_large_vocabulary(subject, parts)
     return parts
 
 
@@ -316,6 +330,7 @@ def enumerate_gradients(subject: Subject, parts: Anatomy, advantages: Advantages
     """The parts with the difference between formula and loss, each summed over every outcome of small problems."""
     if parts.late:  # at the first token a late ref has no coefficient of its own, and these completions are short
         return parts
+    subject = replace(subject, temperature=parts.temperature)
     unexplained, problems = dict(parts.unexplained), 0
     for on_policy, samples in ((True, "fresh"), (False, "stale")):
         gap, cases = 0.0, proof_cases(on_policy, few=subject.kind == "framework")
@@ -340,6 +355,19 @@ def _every_outcome(case: Case, advantages: Advantages) -> tuple[Tensor, Batch]:
     assert case.parts is not None
     members = population(case.problem, case.group_size, case.parts)
     return members, from_problem(case.problem, members, advantage_of(case.problem, advantages))
+
+
+def _read_own(reader: PartReader) -> tuple[Curve, float]:
+    """The coefficient of a token by its own log-ratio, and the middle of its jump at ref, which is left out of it."""
+    ask = lambda x: reader.along(x, [PLACE[1]], PLACE[1])
+    own = read_curve(ask, reader.same)
+    if own.shares or own.is_zero:
+        return own, 0.0
+    below, above = ask(torch.tensor([-BESIDE, BESIDE], dtype=torch.float64)).tolist()
+    middle = (below + above) / 2
+    if abs(middle) <= 1e3 * BESIDE * float(own.points[1][own.points[0].abs() <= 1].abs().max()):
+        return own, 0.0
+    return read_curve(lambda x: torch.where(x == 0, 0.0, ask(x) - middle), reader.same), middle
 
 
 def _read_full(reader: PartReader) -> Curve | None:
@@ -370,7 +398,7 @@ def _read_credits(reader: PartReader, own: Curve, full: Curve | None) -> tuple[C
         seen = token - 1 if bool(later[0] != 0) else token + 1
         if not float(response[seen]):
             seen = int((response * (torch.arange(WIDTH) != token)).nonzero()[0, 0])
-        curve = read_curve(lambda x: reader.along(x, token, seen), reader.same, list(own.excess or ()))
+        curve = read_curve(lambda x: reader.along(x, [token], seen), reader.same, list(own.excess or ()))
         unit = float(response[seen])
         short = lambda xs: tuple(round_short(float(x) / unit, reader.same) for x in xs)
         credits.append(Credit("sampled", curve, 0.0, short(later), short(earlier)))
@@ -410,8 +438,8 @@ VOCABULARY = 512
 """Tokens of a large vocabulary. A list of the most likely tokens, as in a top-k, has fewer."""
 
 
-def _read_large_vocabulary(subject: Subject, parts: Anatomy) -> tuple[int | None, float]:
-    """Of how many entries of a large vocabulary a loss depends, None for all; and what the formula does not explain."""
+def _read_large_vocabulary(subject: Subject, parts: Anatomy) -> Anatomy:
+    """The parts with what the formula does not explain in a large vocabulary, and how many of its entries matter."""
     generator = torch.Generator().manual_seed(0)
     normal = lambda: torch.randn(ROWS, 3, VOCABULARY, generator=generator, dtype=torch.float64)
     policy = (2 * normal()).log_softmax(-1)
@@ -438,10 +466,18 @@ def _read_large_vocabulary(subject: Subject, parts: Anatomy) -> tuple[int | None
     )
     gap = float((answer - formula).abs().max()) / (float(answer.abs().max()) or 1.0)
     # Entries that a loss does not look at share the value that their normalisation gives them.
-    each = (answer / policy.exp())[0, 0]
-    unseen = int(((each - each[policy[0, 0].argmin()]).abs() <= 1e-9 * each.abs().max()).sum())
-    sees_few = unseen > VOCABULARY // 4 and gap > parts.allowed and (parts.full is not None or any(parts.exact))
-    return VOCABULARY - unseen if sees_few else None, gap
+    each = (answer / policy.exp())[0, 0] / parts.unit.shares(ProbeInputs.of_batch(batch))[0]
+    rest = each[policy[0, 0].argmin()]
+    unseen = (each - rest).abs() <= 1e-9 * each.abs().max()
+    parts = replace(parts, unexplained=parts.unexplained | {f"a vocabulary of {VOCABULARY}": gap})
+    if int(unseen.sum()) <= VOCABULARY // 4 or gap <= parts.allowed or not (parts.full is not None or any(parts.exact)):
+        return parts
+    # Of a tail that is left out the coefficient is 0; of one that is added up it is that of its log-ratio.
+    log_ratio = (policy - ref)[0, 0, ~unseen]
+    tail = policy[0, 0, unseen].logsumexp(-1) - ref[0, 0, unseen].logsumexp(-1)
+    slope = lambda x: sum((w * function_of(name)(x) for name, w in parts.shares.items()), torch.zeros_like(x))
+    lumped = (each[~unseen] - rest - slope(log_ratio) + slope(tail)).abs().max() <= SINGLE * each.abs().max()
+    return replace(parts, top_k=int((~unseen).sum()), lumps_tail=bool(lumped))
 
 
 # Parts that are chosen by what they predict.
@@ -453,6 +489,8 @@ def _difference(parts: Anatomy, inputs: ProbeInputs, answer: Derivatives) -> flo
     inside = inputs.mask if not parts.late else inputs.mask & inputs.mask.roll(-1, 1) & inputs.mask.roll(1, 1)
     if parts.late:
         inside = inside & (torch.arange(inside.shape[1]) > 0)
+    if parts.level != "token":  # beyond that our exponentials saturate, and those of others overflow
+        inside = inside & (torch.where(inputs.mask, inputs.log_ratio, 0.0).sum(-1, keepdim=True).abs() < REACH)
     gap, size = 0.0, 0.0
     for a, f in zip(answer, formula, strict=True):
         a, f = torch.where(inside, a, 0.0), torch.where(inside, f, 0.0)
@@ -507,6 +545,12 @@ def _choose_baseline(reader: PartReader, parts: Anatomy, couples_rows: bool) -> 
             credits = tuple(c.times(factor) for c in parts.credits)
             option = replace(parts, own=parts.own.times(factor), credits=credits, baseline=baseline)
             yield option
+            if parts.unit.name == "other" and parts.level == "token" and any(c.source == "sampled" for c in credits):
+                of_mean = read_curve(lambda x: reader.along(x, range(TOKENS), PLACE[1]), reader.same)
+                for unit in UNITS:
+                    if unit.name == "completion-mean":
+                        own = of_mean.times(float(reader.shares()[0, 0] / unit.shares(reader.base)[0, 0]))
+                        yield replace(option, level="mean", unit=unit, own=own, credits=())
             if parts.unit.name == "other":
                 divided = tuple(replace(c, divided=c.source == "sampled") for c in credits)
                 for unit in UNITS:
@@ -566,6 +610,18 @@ def _choose_samples(reader: PartReader, parts: Anatomy) -> Anatomy:
     return replace(best, samples=replace(best.samples, bound=up))
 
 
+def _choose_gate(reader: PartReader, parts: Anatomy) -> Anatomy:
+    """The parts with the ratio that decides which tokens count, where none weighs them and one does decide."""
+    gates = []
+    for ratio in ("token", "sequence", "mean"):
+        option = replace(parts, samples=replace(parts.samples, ratio=ratio))
+        bound = _read_bound(reader, option, STEP, weighs=False)
+        if bound is not None and bound.kind == "gate":
+            gates.append(replace(option, samples=replace(option.samples, bound=bound)))
+    stale = (reader.at_random(MIXED, stale=1.0, seed=seed) for seed in (16, 17, 18))
+    return _best(reader, iter([parts, *gates]), *stale)[0] if gates else parts
+
+
 AGAINST = -6.0
 """The log-ratio of a token of another completion, at which the usual estimates of its KL are larger than at STEP."""
 
@@ -582,55 +638,74 @@ def _bound_of_value(own: Curve, up: Bound | None, down: Bound | None) -> Bound |
     return None
 
 
-def _read_bound(reader: PartReader, parts: Anatomy, step: float, against: float = 0.0) -> Bound | None:
-    """Where the coefficients stop following the ratio, and whether they are then constant or 0.
+def _read_bound(
+    reader: PartReader, parts: Anatomy, step: float, against: float = 0.0, *, weighs: bool = True
+) -> Bound | None:
+    """Where the coefficients stop following the ratio, and what they are then.
 
     Args:
         reader: of the loss.
         parts: what is known of it.
         step: the log-ratio of the token.
         against: the log-ratio of a token of another completion of its group.
+        weighs: whether the coefficients are proportional to the ratio; otherwise it only decides which tokens count.
     """
     token = PLACE[1]
     is_before = parts.samples.ratio == "before" or (parts.samples.ratio == "prefix" and parts.samples.before)
-    moved = 0 if is_before else token
+    columns = range(TOKENS) if parts.samples.ratio == "mean" else (0 if is_before else token,)
 
-    def answer(xs: Tensor) -> Tensor:
+    def ask(log_weights: Tensor, log_ratios: Tensor, kl: float = 0.0) -> Tensor:
         values = []
-        for some, base, rows in reader.each(xs):
-            moves = {(row, token): step for row in rows}
+        for some, base, rows in reader.each(torch.arange(len(log_weights))):
+            moves = {(row, token): float(x) for row, x in zip(rows, log_ratios[some], strict=True)}
             moves |= {(row + 1, token): against for row in rows if against}
             start = base.with_entries("log_ratio", moves)
             for name in ("tilt", "token_reverse_kl"):
-                start = start.with_entries(name, {(row, token): STEP for row in rows})
-            columns = range(TOKENS) if parts.samples.ratio == "mean" else (moved,)
-            stale = {(row, s): x for row, x in zip(rows, some.tolist(), strict=True) for s in columns}
+                start = start.with_entries(name, {(row, token): kl for row in rows})
+            stale = {(row, s): float(x) for row, x in zip(rows, log_weights[some], strict=True) for s in columns}
             inputs = start.with_entries("log_weight", stale)
             if parts.samples.frozen:  # the log-ratio that the loss sees stays where it is
                 inputs = replace(inputs, log_ratio=inputs.log_ratio + inputs.log_weight)
-            values.append(torch.stack(list(reader.read(inputs))).sum(0)[rows, token] / reader.unit.shares(base)[0, 0])
-        return torch.cat(values) - (0.0 if parts.samples.constant else parts.constant)
+            values.append(torch.stack(list(reader.read(inputs))).sum(0)[rows, token] / parts.unit.shares(base)[0, 0])
+        return torch.cat(values)
+
+    def answer(xs: Tensor) -> Tensor:
+        return ask(xs, torch.full_like(xs, step), STEP) - (0.0 if parts.samples.constant else parts.constant)
 
     plain, *ends = answer(torch.tensor([0.0, -FAR, FAR], dtype=torch.float64)).tolist()
     if not plain:
         return None
+    follows = lambda xs: (answer(xs) / (plain * xs.exp() if weighs else plain) - 1).abs() <= 10 * reader.same
     edges: list[float | None] = []
     kinds = set()
     for sign, end in zip((-1.0, 1.0), ends, strict=True):
-        share = end / plain
-        if abs(share / math.exp(sign * FAR) - 1) <= 10 * reader.same:
+        if bool(follows(torch.tensor([sign * FAR], dtype=torch.float64))):
             edges.append(None)
             continue
-        kinds.add("truncate" if share else "mask")
-        # Beyond a truncation the coefficient is that of the largest ratio; a mask is looked for.
-        if not share:
+        share = end / plain
+        # Beyond the bound of a detached ratio the coefficient is that of the bound itself.
+        at = sign * math.log(share) if share > 0 else -1.0
+        near = answer(sign * torch.tensor([at - 1e-3, at + 1e-3], dtype=torch.float64)) / plain
+        expected = torch.tensor([math.exp(sign * (at - 1e-3)), share], dtype=torch.float64)
+        is_detached = at > 0 and bool((near / expected - 1).abs().max() <= SINGLE)
+        if not is_detached:
             at_once = 1 if reader.coupled == "batch" else 32
-            share = math.exp(sign * bisect(lambda xs, sign=sign: answer(sign * xs) != 0, 0.0, FAR, at_once))
-        edges.append(round_short(share, 1e-6))
+            at = bisect(lambda xs, sign=sign: follows(sign * xs), 0.0, FAR, at_once)
+        edges.append(round_short(math.exp(sign * at), 1e-6))
+        kinds.add("truncate" if is_detached else "differentiated" if end else "mask" if weighs else "gate")
     if not kinds:
         return None
     kind = kinds.pop() if len(kinds) == 1 else "other"
-    return Bound("clip" if kind == "truncate" and edges[0] is not None else kind, edges[0], edges[1])
+    if kind not in ("truncate", "differentiated"):
+        return Bound(kind, edges[0], edges[1])
+    bound = Bound("truncate" if edges[0] is None else "clip", edges[0], edges[1])
+    if kind == "truncate":
+        return bound
+    side = -FAR if edges[1] is None else FAR
+    level = float(bound(torch.tensor(side, dtype=torch.float64).exp()))
+    beyond = lambda xs: ask(torch.full_like(xs, side), xs) / level
+    at_ref = float(beyond(torch.zeros(1, dtype=torch.float64)))
+    return replace(bound, beyond=(read_curve(lambda xs: beyond(xs) - at_ref, reader.same), round_short(at_ref)))
 
 
 # Division by a spread: what is left of it are the ratios of differences between completions.
@@ -683,7 +758,33 @@ def _read_spread(reader: PartReader, empty: Anatomy) -> Anatomy:
 
     best, _ = _best(reader, candidates(), check)
     best = _choose_samples(reader, _with_sign(reader, best))
-    return replace(best, unexplained=_compare(reader, best))
+    best = replace(best, unexplained=_compare(reader, best))
+    return replace(best, unit=_unit_beside_spread(reader, best)) if best.proved_fresh else best
+
+
+def _unit_beside_spread(reader: PartReader, parts: Anatomy) -> Unit:
+    """The unit of a loss that is divided by a spread: one batch does not tell it, since a spread is any number.
+
+    Batches of other lengths, widths and numbers of completions have the same spread: only the last tokens are away from
+    ref, by the same log-ratios.
+    """
+    factors = []
+    shapes = [([9] * ROWS, WIDTH), ([3] * ROWS, WIDTH), ([9] * ROWS, 3 * WIDTH), ([9] * 4 * ROWS, WIDTH)]
+    for lengths, width in shapes:
+        moves = {(row, lengths[row] - 1): math.sin(1 + row % ROWS) for row in range(len(lengths))}
+        inputs = reader.at_reference(lengths, width).with_entries("log_ratio", moves)
+        answer = reader.read(inputs).score
+        formula = replace(parts, unit=Unit("sum", rows=False)).derivatives(inputs).score
+        size = float(formula[inputs.mask].square().mean().sqrt())
+        factors.append(size * float((answer * formula).sum() / formula.square().sum()))
+
+    def misfit(unit: Unit) -> float:
+        shares = (float(unit.shares(ProbeInputs.at_reference(*shape))[0, 0]) for shape in shapes)
+        logs = [math.log(abs(factor) / share) for factor, share in zip(factors, shares, strict=True)]
+        return max(logs) - min(logs)
+
+    alike = [unit for unit in UNITS if (unit.name == "completion-mean") == (parts.unit.name == "completion-mean")]
+    return min(alike, key=misfit) if all(math.isfinite(x) and x for x in factors) else Unit("other")
 
 
 def _with_sign(reader: PartReader, parts: Anatomy) -> Anatomy:
@@ -703,6 +804,39 @@ def _with_sign(reader: PartReader, parts: Anatomy) -> Anatomy:
 
 
 # What a loss depends on that the formula does not have.
+
+
+def _read_again(
+    reader: PartReader, subject: Subject, advantages: Advantages, *, has_entries: bool
+) -> Iterator[Anatomy]:
+    """The parts of what is left of a loss without a power of the probability, or at the temperature of its logits."""
+    power = _read_power(reader)
+    if power:
+        yield read_anatomy(subject, advantages, power)
+    temperature = _read_temperature(reader) if has_entries else 1.0
+    if temperature != 1:
+        tempered = read_anatomy(replace(subject, temperature=temperature), advantages)
+        yield replace(tempered, temperature=temperature)
+
+
+def _read_power(reader: PartReader) -> float:
+    """The power of a token's own probability that multiplies its coefficient; 0 if it is none of the coefficient."""
+    random = reader.at_random([TOKENS] * ROWS)
+    lower = replace(random, logp=random.logp - 1)
+    factors = (reader.read(lower).score / reader.read(random).score)[random.mask]
+    one = float(factors[0])
+    is_alike = bool(((factors - one).abs() <= SINGLE * abs(one)).all())  # also false for NaN
+    return round_short(-math.log(one), SINGLE) if is_alike and one > 0 and abs(one - 1) > SINGLE else 0.0
+
+
+def _read_temperature(reader: PartReader) -> float:
+    """By what the logits are divided: the coefficient of a rare entry is a power of its probability."""
+    moved = reader.base.with_entries("tilt", {PLACE: STEP})
+    at = lambda odds: replace(moved, odds=odds + 0 * moved.odds, logp=2 * RARE_ODDS + 0 * moved.logp)
+    more, less = (abs(float(reader.read(at(odds)).full[PLACE])) for odds in (RARE_ODDS / 2, RARE_ODDS))
+    if not more or not less:
+        return 1.0
+    return round_short(1 / (1 + math.log(less / more) / (RARE_ODDS / 2)), SINGLE)
 
 
 def _find_causes(reader: PartReader, parts: Anatomy) -> tuple[str, ...]:

@@ -72,6 +72,11 @@ class Batch:
         same = {"ref_logp": self.logp.detach(), "ref_logits": self.logits.detach()}
         return replace(self, **same, token_reverse_kl=none, token_forward_kl=none)
 
+    def with_logits_times(self, factor: float) -> "Batch":
+        """The same batch with all logits multiplied by a factor."""
+        names = ("logits", "ref_logits", "behavior_logits")
+        return replace(self, **{name: getattr(self, name) * factor for name in names})
+
     def divergence(self, generator: Divergence) -> Tensor:
         """(B, T) a divergence over the vocabulary, by the logits."""
         return generator.over(self.logits.log_softmax(-1), self.ref_logits.log_softmax(-1))

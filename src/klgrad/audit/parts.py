@@ -63,12 +63,15 @@ class Bound:
     """A bound on a ratio.
 
     Attributes:
-        kind: `truncate` from above, `clip` on both sides, `mask`, which is 0 outside, `ppo`, which is 0 above the
-            bound for tokens that are made more likely, and below it for those that are made less likely, or `value`,
-            which is 0 where the ratio times an estimate of the token's KL is above it.
+        kind: `truncate` on one side, `clip` on both, `mask`, which is 0 outside, `gate`, which is 0 outside and 1
+            inside, so that the ratio weighs nothing, `ppo`, which is 0 above the bound for tokens that are made more
+            likely, and below it for those that are made less likely, or `value`, which is 0 where the ratio times an
+            estimate of the token's KL is above it.
         low, high: where it begins.
         dual: of `ppo`, the ratio above which tokens that are made less likely have no gradient either, or None.
         estimate: of `value`, the name of the estimate.
+        beyond: what the bound multiplies instead of the own curve where it holds, if the ratio is differentiated: a
+            curve, and its value at ref. The credit of a token there is 0.
     """
 
     kind: str
@@ -76,19 +79,24 @@ class Bound:
     high: float | None
     dual: float | None = None
     estimate: str = ""
+    beyond: "tuple[Curve, float] | None" = field(default=None, compare=False)
+
+    def holds(self, ratio: Tensor) -> Tensor:
+        """Where the ratio is within the bound."""
+        return (ratio >= (self.low or 0.0)) & (ratio <= (math.inf if self.high is None else self.high))
 
     def __call__(self, ratio: Tensor) -> Tensor:
         """The ratio within its bound; of `ppo` and `value` the ratio itself."""
         if self.kind in ("ppo", "value"):
             return ratio
-        if self.kind == "mask":
-            low, high = self.low or 0.0, math.inf if self.high is None else self.high
-            return torch.where((ratio >= low) & (ratio <= high), ratio, 0.0)
+        if self.kind in ("mask", "gate"):
+            return torch.where(self.holds(ratio), ratio if self.kind == "mask" else 1.0, 0.0)
         return ratio.clamp(self.low, self.high)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
         more = {"dual": self.dual, "estimate": self.estimate or None}
+        more["differentiated"] = True if self.beyond is not None else None
         return {"kind": self.kind, "low": self.low, "high": self.high} | {
             n: x for n, x in more.items() if x is not None
         }
@@ -118,7 +126,17 @@ class Samples:
     on_baseline: str = "difference"
     frozen: bool = False
 
+    @property
+    def weight(self) -> str:
+        """The ratio that the coefficients carry: `none` for one that only decides which tokens count."""
+        return "none" if self.bound is not None and self.bound.kind == "gate" else self.ratio
+
     def weights(self, inputs: ProbeInputs, *, before: bool = False) -> Tensor:
+        """(B, T) the ratio of each token within its bound."""
+        ratios = self.ratios(inputs, before=before)
+        return ratios if self.bound is None else self.bound(ratios)
+
+    def ratios(self, inputs: ProbeInputs, *, before: bool = False) -> Tensor:
         """(B, T) the ratio of each token."""
         log_weight = torch.where(inputs.mask, inputs.log_weight, 0.0)
         total = log_weight.sum(-1, keepdim=True).expand_as(log_weight)
@@ -132,7 +150,7 @@ class Samples:
             "sequence": total,
             "mean": total / inputs.mask.sum(-1, keepdim=True).clamp(min=1),
         }[self.ratio]
-        return logs.exp() if self.bound is None else self.bound(logs.exp())
+        return logs.exp()
 
 
 @dataclass(frozen=True, eq=False)
@@ -234,7 +252,11 @@ class Anatomy:
 
     Attributes:
         own: the coefficient of a token's score as a function of its own log-ratio.
-        level: `token`, or `completion` where it is a function of the completion's summed log-ratio.
+        level: `token`, or `completion` where it is a function of the completion's summed log-ratio, or `mean` where it
+            is one of the mean over its tokens.
+        power: of the token's own probability, which multiplies its coefficient.
+        temperature: by which the logits of both policies are divided. The parts, and the gradient that is compared,
+            are those of the policies at this temperature.
         exact: weights of the full-vocabulary reverse and forward KL that are differentiated.
         full: the coefficient of an entry of the logits as a function of its log-ratio, or None.
         credits: what stands on the scores of other tokens.
@@ -249,6 +271,7 @@ class Anatomy:
         leaks: whether masked positions have one.
         cut_off: whether a completion that fills its row, as one that was cut off does, has a gradient.
         top_k: of how many entries of a large vocabulary it depends, if not of all.
+        lumps_tail: whether the other entries count as one.
         sees_reference: False if the reference was seen to change nothing, where the parts are not the loss.
         deterministic, finite: whether the same inputs give the same finite numbers.
         finite_at_ref: whether they are finite where all log-ratios are equal, as a spread of 0 is divided by there.
@@ -260,6 +283,8 @@ class Anatomy:
 
     own: Curve
     level: str = "token"
+    power: float = 0.0
+    temperature: float = 1.0
     exact: tuple[float, float] = (0.0, 0.0)
     full: Curve | None = None
     credits: tuple[Credit, ...] = ()
@@ -275,6 +300,7 @@ class Anatomy:
     leaks: bool = False
     cut_off: bool = True
     top_k: int | None = None
+    lumps_tail: bool = False
     sees_reference: bool = True
     deterministic: bool = True
     finite: bool = True
@@ -290,8 +316,12 @@ class Anatomy:
             return self
         reverse, forward = self.exact
         bonus, of_entries = self.entropy
+        bound = self.samples.bound
+        if bound is not None and bound.beyond is not None:
+            bound = replace(bound, beyond=(bound.beyond[0].times(factor), bound.beyond[1] * factor))
         return replace(
             self,
+            samples=replace(self.samples, bound=bound),
             own=self.own.times(factor),
             exact=(reverse * factor, forward * factor),
             full=self.full and self.full.times(factor),
@@ -344,12 +374,21 @@ class Anatomy:
         if bound is not None and bound.kind == "value":
             counted = mask & (weights * function_of(bound.estimate)(inputs.log_ratio) <= (bound.high or 0.0))
             curve, credits = self.without_value_bound().own, self.without_value_bound().credits
-        if self.level == "completion":
-            own = curve(torch.where(mask, inputs.log_ratio, 0.0).sum(-1, keepdim=True)).expand_as(mask)
+        if self.level != "token":
+            whole = torch.where(mask, inputs.log_ratio, 0.0).sum(-1, keepdim=True)
+            own = curve(whole / (mask.sum(-1, keepdim=True).clamp(min=1) if self.level == "mean" else 1)).expand_as(
+                mask
+            )
         else:
             own = torch.where(counted, curve(inputs.log_ratio), 0.0)
         if self.baseline.name == "token-mean":
             own = torch.where(mask, own - own[mask].mean(), 0.0)
+        constant = torch.full_like(own, self.constant)
+        if bound is not None and bound.beyond is not None:
+            inside = bound.holds(self.samples.ratios(inputs))
+            own = torch.where(inside | ~mask, own, bound.beyond[0](inputs.log_ratio))
+            constant = torch.where(inside, constant, bound.beyond[1])
+            counted = counted & inside
         by_length = TOKENS / mask.sum(-1, keepdim=True).clamp(min=1)
         values_of = lambda part: torch.where(counted, part.values(inputs), 0.0)
         for part in credits:
@@ -376,8 +415,7 @@ class Anatomy:
             mean = credit - centred(credit, inputs)
             score = credit - mean * (weights if self.samples.on_baseline == "both" else 1.0)
         score = score + path * weights
-        if self.constant:
-            score = score + self.constant * (weights if self.samples.constant else 1.0)
+        score = score + constant * (weights if self.samples.constant else 1.0)
         if self.entropy[0]:
             logp = torch.where(mask, inputs.logp, 0.0)
             logp = logp.sum(-1, keepdim=True) if self.entropy_of_whole else logp
@@ -388,6 +426,8 @@ class Anatomy:
             score = torch.where(is_cut, 0.0, score)
         if not self.ends:
             score = score * (mask.cumsum(-1) < mask.sum(-1, keepdim=True))
+        if self.power:
+            score = score * (self.power * inputs.logp).exp()
         live = lambda x: torch.where(mask, x, 0.0) * shares
         reverse, forward = (live(weight * before) for weight in self.exact)
         return live(score), reverse, forward, live(before)
@@ -436,7 +476,7 @@ class Anatomy:
     @property
     def horizon(self) -> "Horizon":
         """How far a token looks ahead."""
-        if self.level == "completion":
+        if self.level != "token":
             return Horizon("all", (1.0,), None, "exact", True)
         future = [c for c in self.credits if any(c.later)]
         if not future:
@@ -472,7 +512,7 @@ class Anatomy:
     @property
     def has_past(self) -> bool:
         """Whether earlier tokens add to the coefficient of a token: mean zero on fresh samples, not on stale ones."""
-        return self.level == "completion" or any(any(c.earlier) for c in self.credits)
+        return self.level != "token" or any(any(c.earlier) for c in self.credits)
 
     @property
     def baseline_drifts(self) -> bool:
@@ -515,6 +555,11 @@ class Anatomy:
     def curve(self) -> Curve:
         """The coefficient as a function of the log-ratio: of the sampled token, or of an entry of the logits."""
         return self.full if self.own.is_zero and self.full is not None else self.own
+
+    @property
+    def is_other_policy(self) -> bool:
+        """Whether its policies are not those of the samples: a probability weighs twice, or there is a temperature."""
+        return self.power != 0 or self.temperature != 1
 
     @property
     def is_misplaced(self) -> bool:
@@ -564,6 +609,8 @@ class Anatomy:
             "divided_by_spread": self.baseline.spread != "none" and not self.baseline.signed,
             "constant": self.constant,
             "entropy": sum(self.entropy),
+            "probability_power": self.power,
+            "temperature": self.temperature,
             "additive": self.level == "token" and self.baseline.spread == "none",
             "anchor": self.anchor,
             "reference_late_by": self.late,

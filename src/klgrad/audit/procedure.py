@@ -207,7 +207,7 @@ def _holds(a: Anatomy, verdict: Verdict) -> Holds | None:
 
 def fresh_name(a: Anatomy) -> Verdict:
     """With samples from π."""
-    if not a.proved_fresh or any(a.entropy) or a.is_misplaced:
+    if not a.proved_fresh or any(a.entropy) or a.is_other_policy or a.is_misplaced:
         return "unknown"
     if a.is_nothing or a.anchor == "sampler":  # at the sampler every log-ratio is 0
         return "unknown" if a.constant and a.unit.name == "completion-mean" else "nothing"
@@ -269,7 +269,14 @@ def _drifts(a: Anatomy) -> bool:
 
 def stale_name(a: Anatomy) -> Verdict:
     """With samples from another policy."""
-    if not a.proved or any(a.entropy) or a.is_misplaced or a.unit.name in ("completion-mean", "other"):
+    if (
+        not a.proved
+        or any(a.entropy)
+        or a.power
+        or a.temperature != 1
+        or a.is_misplaced
+        or a.unit.name in ("completion-mean", "other")
+    ):
         return "unknown"
     ratio, bound = a.samples.ratio, a.samples.bound
     if a.anchor == "sampler":

@@ -3,11 +3,13 @@
 import math
 from itertools import pairwise
 
+import torch
+
 from ..core.divergences import huber, named
 from ..errors import MeaningError, UnknownNameError
 from .anatomy import VOCABULARY
 from .parts import Anatomy, Bound, Credit, Unit
-from .probes import ESTIMATES, TOKENS
+from .probes import ESTIMATES, REACH, TOKENS
 
 NAMES = {
     "reverse-kl": ("reverse KL, KL(π‖ref)", "reverse KL"),
@@ -33,18 +35,14 @@ def report(a: Anatomy) -> list[tuple[str, str]]:
     rows = [("divergence", divergence(a))]
     if not a.proved_fresh:
         if a.shares:
-            alone = f"{formula(a)}, as in {_sum(a.shares, brief=False) if _is_named(a) else 'no known divergence'}"
-            rows.append(("one token", f"moved away from ref alone has the coefficient {alone}"))
-        return [*rows, *besides(a), ("proved", proof(a))]
-    rows += [
-        ("looks ahead", horizon(a)),
-        ("samples", samples(a)),
-        ("unit", unit(a.unit)),
-        ("baseline", baseline(a)),
-        ("scale", scale(a)),
-        ("coefficient", formula(a)),
-    ]
-    return [*rows, *besides(a), ("proved", proof(a))]
+            known = f", as in {_sum(a.shares, brief=False)}" if _is_named(a) else ""
+            rows.append(("one token", f"where it alone differs from ref, its coefficient is {formula(a)}{known}"))
+        rows.append(("the rest", "not told: the parts that were read are not all of this loss"))
+        return [*rows, ("proved", proof(a))]
+    rows += [("looks ahead", horizon(a)), ("ratio", ratio(a))]
+    rows += [] if a.is_nothing and not a.constant else [("stale samples", _stale(a))]
+    rows += [("unit", unit(a.unit)), ("baseline", baseline(a)), ("scale", scale(a)), ("coefficient", formula(a))]
+    return [*rows, ("proved", proof(a))]
 
 
 def summary(a: Anatomy, *, on_policy: bool = True) -> str:
@@ -55,7 +53,7 @@ def summary(a: Anatomy, *, on_policy: bool = True) -> str:
         return "none can be told: its gradient is NaN or infinite at usual inputs"
     if not on_policy:
         return _stale(a)
-    if a.is_nothing or not a.proved_fresh:
+    if a.is_nothing or not a.proved_fresh or a.late:
         return divergence(a)
     text = divergence(a, brief=True).replace("one of its own", "a divergence of its own")
     for word, noun in NOUNS.items():
@@ -87,11 +85,14 @@ def _unexplained(a: Anatomy, *, stale: bool) -> str:
 def _cause(a: Anatomy) -> str:
     """Why no divergence is known."""
     if a.top_k is not None:
-        return f"of {VOCABULARY} entries of the vocabulary it sees {a.top_k}: a top-k, whose tail is left out"
+        return f"it sees {a.top_k} of the audit's {VOCABULARY} entries: a top-k, {TAILS[a.lumps_tail]}"
     if not a.matters:
         return _unexplained(a, stale=False)
     return f"its coefficient depends on {' and '.join(filter(None, [', '.join(a.matters[:-1]), a.matters[-1]]))}"
 
+
+TAILS = {False: "whose tail is left out", True: "with the tail as one entry"}
+"""What a top-k does with the other entries, by whether it adds them up."""
 
 BY = {"exact": "their exact divergences", "excess": "f(u)/u", "other": "an estimate of its own"}
 """Estimates of later tokens in words."""
@@ -110,7 +111,7 @@ def _divisor(a: Anatomy) -> str:
 def _stale(a: Anatomy) -> str:
     """On samples of another policy μ."""
     s, bounded = a.samples, _bound(a.samples.bound)
-    carried = s.ratio in ("token", "prefix", "sequence")
+    carried = s.weight in ("token", "prefix", "sequence")
     if not a.proved_fresh:
         return "not known"
     if not a.proved:
@@ -118,23 +119,25 @@ def _stale(a: Anatomy) -> str:
     if a.is_nothing:
         if not a.constant or (carried and s.constant and not a.looks_at_length and not bounded):
             return "nothing"
-        if s.ratio != "none" or a.looks_at_length:
+        if s.weight != "none" or a.looks_at_length:
             return f"moves {'away from' if a.constant > 0 else 'to'} what was sampled"
         return f"{_climb(a.constant)}, {'away from' if a.constant > 0 else 'to'} what was sampled"
     if a.anchor == "sampler":
         return "a divergence to the sampler"
-    if s.ratio == "before":
+    if a.power:
+        text = "no objective that has a name"
+    elif s.weight == "none":
+        text = _uncorrected(a)
+    elif s.ratio == "before":
         text = "no objective: the token itself is the sampler's"
     elif s.ratio == "mean":
         text = "no objective: a geometric mean of ratios is no importance weight"
-    elif s.ratio == "none":
-        text = _uncorrected(a)
     elif s.ratio == "token" and s.per_decision and a.credits:
         text = "no objective: each estimate has the ratio of its own token alone"
     else:
         text = _corrected(a)
-    if bounded and s.ratio != "mean":
-        text += f"; the ratio is {bounded}, which adds bias"
+    if bounded and (s.ratio != "mean" or s.weight == "none"):
+        text += f"; {'the ratio is ' if s.weight != 'none' else 'tokens are '}{bounded}, which adds bias"
     if s.frozen and text.startswith(("the mean", "climbs the mean")):
         text = "no objective: log π/ref is that of the sampler"
     elif s.frozen:
@@ -159,7 +162,7 @@ def _corrected(a: Anatomy) -> str:
     text = "the same on the sampler's prefixes" if s.ratio == "token" else "the same"
     if s.ratio == "sequence":
         return text
-    if a.level == "completion":
+    if a.level != "token":
         return "no objective: the ratio of the whole completion is missing"
     rest = []
     if a.horizon.kind != "none" and not (s.ratio == "prefix" and s.per_decision):
@@ -177,8 +180,9 @@ def _uncorrected(a: Anatomy) -> str:
     descends = "the mean" if weight > 0 else "climbs the mean"
     if a.baseline.spread != "none":
         return "no objective: it is divided by a spread that the other samples decide"
-    if a.level == "completion":
-        return f"{descends} of {_mean_of(name, is_bounded, 'L')} under the sampler, L = log π/ref of the completion"
+    if a.level != "token":
+        whole = "L = log π/ref of the completion" if a.level == "completion" else "L = the completion's mean log π/ref"
+        return f"{descends} of {_mean_of(name, is_bounded, 'L')} under the sampler, {whole}"
     if any(c.later or c.earlier for c in a.credits):
         if a.is_sum_of_all:
             return f"{descends} of L²/2 under the sampler, L = log π/ref of the completion"
@@ -203,8 +207,9 @@ def cells(a: Anatomy) -> tuple[str, str, str, str, str]:
         return ("not told", "", "", "", "")
     if not a.proved_fresh:
         return (divergence(a, brief=True), "", "", "", "")
-    ratio = {"none": "fresh", "other": "other"}.get(a.samples.ratio, f"{a.samples.ratio} ratio")
-    ratio = ", ".join(filter(None, [ratio, _bound(a.samples.bound) if a.proved else "not proved if stale"]))
+    of = {"none": "fresh", "other": "other"}.get(a.samples.weight, f"{a.samples.ratio} ratio")
+    of = f"fresh, {a.samples.ratio} ratio" if a.samples.weight != a.samples.ratio else of
+    of = ", ".join(filter(None, [of, _bound(a.samples.bound) if a.proved else "not proved if stale"]))
     factor = "spread" if a.baseline.spread != "none" else f"{a.scale:.3g}" if math.isfinite(a.scale) else "jump"
     horizon_ = a.horizon
     ahead = {"none": "no", "all": "all", "discount": f"{horizon_.discount or 0:g} a token"}.get(
@@ -214,7 +219,7 @@ def cells(a: Anatomy) -> tuple[str, str, str, str, str]:
     return (
         divergence(a, brief=True),
         "" if a.is_nothing else ahead,
-        "" if a.is_nothing else ratio,
+        "" if a.is_nothing else of,
         units.get(a.unit.name, a.unit.name),
         "" if a.is_nothing else factor,
     )
@@ -226,26 +231,62 @@ def divergence(a: Anatomy, *, brief: bool = False) -> str:
         return _nothing(a, brief)
     shares = a.shares
     if not a.proved_fresh:
-        alone = f"; one token alone: {_sum(shares, brief=True)}" if _is_named(a) else ""
+        alone = f"; of one token alone: {_sum(shares, brief=True)}" if _is_named(a) else ""
         return f"not known{alone}" if brief else f"not known: {_cause(a)}"
     if not _is_named(a):
         if _is_flat_inside(a):
             return _nothing_inside(a, brief)
-        own = "" if brief else ", of which the coefficient below is the slope"
-        text = f"one of its own{own}{'' if a.curve.convex else ' (not convex)'}"
+        own = "" if brief else ", whose slope is the coefficient below"
+        text = f"one of its own{own}{' (not convex)' if brief and not a.curve.convex else ''}"
     else:
         text = _sum(shares, brief=brief)
-    if a.level == "completion":
-        text += ", between completions"
+    text += _level(a, brief)
     if a.top_k is not None:
-        text += f", {a.top_k} of {VOCABULARY} entries"
+        text += f", on {a.top_k} of {VOCABULARY} entries"
     if a.anchor == "sampler":
         text = text.replace("ref", "μ") + " to the sampler: the old log-probs are in the place of ref"
     if a.baseline.spread != "none":
         text += "" if brief else _spread(a)
     if not brief and a.shares and all(weight < 0 for weight in a.shares.values()):
         text += "; the sign is wrong"
-    return text + _edges(a, brief)
+    elif not brief:
+        text += _away(a)
+    text += _edges(a, brief)
+    return f"none: {_shift(a)}; at the same token it would be {text}" if a.late and not brief else text
+
+
+def _level(a: Anatomy, brief: bool) -> str:
+    """What a divergence is one of: tokens, completions; and of which policies."""
+    h = a.horizon
+    text = "" if brief else ", of each token" if h.kind == "none" else ""
+    if a.level == "mean":
+        text = ", of each completion's mean log π/ref"
+    elif a.level == "completion" or (not brief and h.kind == "all" and h.fits):
+        text = ", of whole completions"
+    if a.power:
+        power = "π" if a.power == 1 else f"π^{a.power:g}"
+        text += f", x {power}" if brief else f", each token's coefficient times its probability {power}"
+    if a.temperature != 1:
+        text += f", at temperature {a.temperature:g}"
+    return text
+
+
+def _shift(a: Anatomy) -> str:
+    return f"token t is compared with ref's log-prob of token t{'-' if a.late > 0 else '+'}{abs(a.late)}"
+
+
+def _away(a: Anatomy) -> str:
+    """Which tokens are pushed away from ref: on the one side of it where the coefficient has the other's sign."""
+    curve, texts = a.curve, []
+    if not curve.shares or a.constant or curve.convex:
+        return ""
+    for sign, word in ((-1.0, "<"), (1.0, ">")):
+        side = sign * torch.linspace(1e-3, REACH, 3000, dtype=torch.float64)
+        away = curve(side) * sign < -1e-12
+        if bool(away.any()):
+            first = float(side[away.nonzero()[0, 0]])
+            texts.append(f"l {word} {0 if abs(first) < 2e-3 else first:.2g}")
+    return f"; it pushes tokens away from ref where {' and '.join(texts)}" if texts else ""
 
 
 def _is_named(a: Anatomy) -> bool:
@@ -306,7 +347,7 @@ def _edges(a: Anatomy, brief: bool) -> str:
     texts = []
     c = a.curve
     flat: list[str] = []
-    symbol = "L" if a.level == "completion" else "l"
+    symbol = "l" if a.level == "token" else "L"
     for edge, pull, word, sign in ((c.low, c.below, "below", ">"), (c.high, c.above, "above", "<")):
         if edge is None:
             continue
@@ -328,12 +369,12 @@ def horizon(a: Anatomy) -> str:
     if a.is_nothing:
         return "no"
     h = a.horizon
-    if a.level == "completion":
-        return "to the end: one divergence between whole completions"
+    if a.level != "token":
+        return "to the end: it is a function of the whole completion"
     noise = "adds a pull on lengths" if a.looks_at_length else "only adds noise on fresh samples"
     past = f"; the credit of earlier tokens is in it too, which {noise}" if a.has_past else ""
     if h.kind == "none":
-        return f"no: each token's effect on later tokens is left out{past}"
+        return f"no: what a token does to later tokens is left out{past}"
     by = BY.get(h.estimate, h.estimate)
     if any(c.source == "sampled" and c.curve is not None and c.curve.has_edges for c in a.credits):
         by += ", bounded"
@@ -347,22 +388,39 @@ def horizon(a: Anatomy) -> str:
     return f"with weights {', '.join(f'{w:.3g}' for w in h.weights)} by distance, by {by}{fits}{past}"
 
 
-def samples(a: Anatomy) -> str:
-    """Which importance ratio there is, and what the loss descends on samples of another policy."""
+def ratio(a: Anatomy) -> str:
+    """Which importance ratio π/μ there is."""
     s = a.samples
     if a.is_nothing and not a.constant:
-        return "any: there is nothing to weigh"
+        return "none, and none is needed"
+    if s.weight == "none":
+        outside = "" if s.bound is None else f"; left out where {OF[s.ratio]} is {_ends(s.bound)}"
+        return f"none: samples are taken as drawn from π{outside}"
     if s.ratio == "other":
-        return "fresh ones only: it depends on π/μ in another way than by a token, prefix, sequence or mean ratio"
-    ratio = {
-        "none": "fresh ones only: no importance ratio",
-        "token": "ratio of the token itself",
-        "prefix": "ratio of the tokens so far",
-        "before": "ratio of the tokens before, without the token itself",
-        "sequence": "ratio of the whole completion",
-        "mean": "fresh ones only: the geometric mean of the ratios",
-    }[s.ratio]
-    return f"{ratio}; on stale ones {_stale(a)}"
+        return "it depends on π/μ in another way than by a token, prefix, sequence or mean ratio"
+    text = f"{OF[s.ratio]}, {_bound(s.bound)}" if s.bound is not None else OF[s.ratio]
+    if s.bound is not None and s.bound.beyond is not None:
+        curve, constant = s.bound.beyond
+        terms = [_times(weight, _slope(name).replace("l", "l_t")) for name, weight in curve.shares.items()]
+        terms += [] if curve.shares or curve.is_zero else ["a curve of its own"]
+        terms += [f"{constant:.4g}"] if constant else []
+        text += f"; the ratio is differentiated: beyond its bound that times ({' + '.join(terms) or '0'}) is left"
+    return text
+
+
+OF = {
+    "token": "π/μ of the token itself",
+    "prefix": "π/μ of the tokens so far",
+    "before": "π/μ of the tokens before, without the token itself",
+    "sequence": "π/μ of the whole completion",
+    "mean": "the geometric mean of π/μ over the completion",
+}
+"""The ratios in words."""
+
+
+def _ends(bound: Bound) -> str:
+    ends = (("below", bound.low), ("above", bound.high))
+    return " or ".join(f"{side} {x:.4g}" for side, x in ends if x is not None)
 
 
 BOUNDS = {"truncate": "truncated", "clip": "clipped", "ppo": "clipped as in PPO"}
@@ -372,9 +430,8 @@ def _bound(bound: Bound | None) -> str:
     if bound is None:
         return ""
     word = BOUNDS.get(bound.kind, "bounded")
-    if bound.kind == "mask":
-        ends = [f"{side} {x:.4g}" for side, x in (("below", bound.low), ("above", bound.high)) if x is not None]
-        return f"masked {' and '.join(ends)}"
+    if bound.kind in ("mask", "gate"):
+        return f"{'masked' if bound.kind == 'mask' else 'left out'} where it is {_ends(bound)}"
     if bound.kind == "value":
         return f"0 where r x {bound.estimate} > {bound.high:.4g}"
     ends = [f"{x:.4g}" for x in (bound.low, bound.high) if x is not None]
@@ -412,13 +469,15 @@ def baseline(a: Anatomy) -> str:
 def scale(a: Anatomy) -> str:
     """The factor on β near ref."""
     if a.is_nothing:
-        return "0 on fresh samples: β scales noise alone" if a.constant else "0: β has no effect"
+        return "0: on fresh samples it adds noise, and no pull" if a.constant else "0: it has no effect"
     if a.baseline.spread != "none":
-        return f"depends on {_divisor(a)}: β has no fixed meaning"
+        return f"none that is fixed: the pull is divided by {_divisor(a)}, so that it is as strong at a small KL"
     at = "ref" if a.anchor == "ref" else "the sampler"
     if math.isinf(a.scale):
-        return f"jumps at {at}: as strong beside it as far away"
-    return f"{a.scale:.4g} x β near {at}"
+        return f"infinite: the pull jumps at {at}, and is as strong beside it as far away"
+    if not a.scale:
+        return f"0: there is no pull near {at}"
+    return f"{a.scale:.4g} x the pull of KL(π‖{'ref' if a.anchor == 'ref' else 'μ'}) near {at}"
 
 
 SYMBOLS = {"token": "r_t", "prefix": "w_t", "before": "w_(t-1)", "sequence": "w_T", "mean": "w_T^(1/T)"}
@@ -431,7 +490,7 @@ def formula(a: Anatomy) -> str:
         ratio = SYMBOLS[a.samples.ratio]
         return f"{formula(a.without_value_bound())} where {ratio} {bound.estimate}(l_t) <= {bound.high:.4g}, else 0"
     terms = []
-    argument = "L" if a.level == "completion" else "l_t"
+    argument = "l_t" if a.level == "token" else "L"
     if (a.has_edges or not a.own.shares) and not a.own.is_zero:
         terms.append(f"c({argument})")
     else:
@@ -448,13 +507,15 @@ def formula(a: Anatomy) -> str:
         text += " - baseline"
     if a.baseline.spread != "none":
         text = f"({text}) / {'mean' if a.baseline.signed else 'spread'}"
-    if a.samples.ratio in SYMBOLS:
+    if a.samples.weight in SYMBOLS:
         bounded = SYMBOLS[a.samples.ratio] if a.samples.bound is None else f"bound({SYMBOLS[a.samples.ratio]})"
         text = f"{bounded} ({text})" if len(terms) > 1 or " " in text else f"{bounded} {text}"
     if a.constant:
         text = f"{a.constant:.4g}" if text == "0" else f"{text} {'-' if a.constant < 0 else '+'} {abs(a.constant):.4g}"
-    if a.level == "completion":
-        text += ", L = Σ l_s"
+    if a.power:
+        text = f"{'π_t' if a.power == 1 else f'π_t^{a.power:g}'} ({text})"
+    if a.level != "token":
+        text += ", L = Σ l_s" if a.level == "completion" else ", L = Σ l_s / T"
     return text + (f", with c(l) = {_cut_curve(a)}" if a.has_edges and (a.own.shares or _is_flat_inside(a)) else "")
 
 
@@ -520,28 +581,32 @@ def remarks(a: Anatomy) -> list[tuple[str, str]]:
     found = []
     if a.matters and a.proved_fresh and not a.proved:
         found.append(("", _cause(a)))
-    if a.constant and not a.is_nothing:
+    if not a.proved_fresh:  # what was read of the rest is not what the loss does
+        pass
+    elif a.constant and a.power and not a.is_nothing:
+        does = "flattens" if a.constant > 0 else "sharpens"
+        found.append(("", f"a constant of {a.constant:g} x the token's probability on every score {does} the policy"))
+    elif a.constant and not a.is_nothing:
         fresh = "a pull on lengths" if a.looks_at_length else "nothing"
         sentence = f"a constant of {a.constant:g} on every score: {fresh} on fresh samples, {_constant_drift(a)}"
         found.append((f"constant {a.constant:g}", sentence))
     if a.baseline.name == "token-mean":
         found.append(("centred token by token", ""))
-    if any(a.entropy):
+    if any(a.entropy) and a.proved_fresh:
         bonus = sum(a.entropy)
         kind = "bonus" if bonus > 0 else "penalty"
         whole = " over whole completions" if a.entropy_of_whole else ""
         found.append((f"entropy {kind} {abs(bonus):g}", f"an entropy {kind} of {abs(bonus):g}{whole}"))
     if a.late:
-        side = "late" if a.late > 0 else "early"
-        found.append(("ref one token off", f"the reference is one token {side}: shift its log-probs"))
-    if not a.ends:
+        found.append(("ref one token off", ""))
+    if not a.ends and a.proved_fresh:
         found.append(("no gradient at the end token", "the last token of a completion has no gradient"))
     if not a.cut_off:
         found.append(("", "completions that fill the batch's width, as those that were cut off, have no gradient"))
     if a.top_k is not None:
         found.append((f"{a.top_k} entries of the vocabulary only", ""))
     if a.leaks:
-        masked = "masked positions have a gradient: multiply by the mask before summing"
+        masked = "masked positions have a gradient"
         found.append(("touches padding", masked))
     return found
 
@@ -552,7 +617,7 @@ def besides(a: Anatomy) -> list[tuple[str, str]]:
 
 
 def _constant_drift(a: Anatomy) -> str:
-    weighed = a.samples.ratio in ("token", "prefix", "sequence") and a.samples.constant
+    weighed = a.samples.weight in ("token", "prefix", "sequence") and a.samples.constant
     return "and on stale ones, by its ratio" if weighed else "a drift on stale ones"
 
 
@@ -560,13 +625,15 @@ def proof(a: Anatomy) -> str:
     """Whether the formula is the loss."""
     if a.proved:
         largest = max(a.unexplained.values())
-        summed = f" and over every outcome of {a.problems} problems" if a.problems else ""
+        summed = f", and summed over every outcome of {a.problems} small problems" if a.problems else ""
         tokens = ", at the tokens that are not masked" if a.leaks else ""
-        return f"at random inputs{summed}, fresh and stale{tokens}; largest difference {largest:.0e}"
+        return (
+            f"its gradient is that of these parts at random inputs{summed}, fresh and stale{tokens}, to {largest:.0e}"
+        )
     name, worst = max(a.unexplained.items(), key=lambda pair: pair[1])
     if a.proved_fresh:
         return f"on fresh samples; on stale ones {_unexplained(a, stale=True)}"
-    return f"no: at {name}, {percent(min(worst, 1))} of the coefficient is not explained"
+    return f"no: at {name} the parts leave {percent(min(worst, 1))} of the coefficient unexplained"
 
 
 # Expectations of parts.

@@ -78,6 +78,8 @@ class Subject:
         framework: the framework whose code this is; empty for other losses.
         on_large_batch: the loss on one large batch, if a call with many groups is not that already: a loss that
             `stacks` is a mean over groups.
+        temperature: by which the logits of a batch are multiplied before the loss sees them: a loss that divides them
+            by it is then one of the policies of the batch.
 
     Example:
         >>> from klgrad.audit import catalogue
@@ -95,6 +97,7 @@ class Subject:
     exchangeable: bool = False
     framework: str = ""
     on_large_batch: Callable[[Batch], object] | None = None
+    temperature: float = 1.0
 
     def large(self) -> "Subject":
         """The same loss for one large batch."""
@@ -102,6 +105,8 @@ class Subject:
 
     def __call__(self, batch: Batch) -> Tensor:
         """Evaluate the loss on one batch, as a scalar."""
+        if self.temperature != 1:
+            batch = batch.with_logits_times(self.temperature)
         with self.named_errors(batch):
             out = self.loss(batch)
         return scalar(self.name, out, batch)

@@ -17,12 +17,12 @@ from torch import Tensor
 from ...core.divergences import Divergence, optimum
 from ...core.term import as_code
 from ...targets import TARGETS, Role, Verdict
-from ..advice import at_and_beyond, notes, outside, standing
+from ..advice import at_and_beyond, notes, outside, rows, standing
 from ..batch import proof_cases
 from ..parts import Anatomy
 from ..probes import GRID, function_of
 from ..procedure import AuditResult
-from ..sentences import cells, report
+from ..sentences import cells
 from .terminal import KIND_TITLES, PARTS
 
 # Templates with autoescape, and filters for text that may break over lines.
@@ -412,7 +412,7 @@ def card_of(r: AuditResult, anchor: str, summary: str, fixes: Sequence[Fix]) -> 
         "anchor": anchor,
         "summary": summary,
         "role": role_of(r),
-        "parts": report(r.anatomy),
+        "parts": rows(r),
         "own_lines": own_lines(r, fixes) if fixes else [],
         "terms": [(x.do or "instead", as_code(term)) for x in r.advice.remedies for term in x.terms],
         "plots": plots_of(r, shape) if shape else [],

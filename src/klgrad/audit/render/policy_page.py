@@ -154,8 +154,8 @@ def stale(a: PolicyAnatomy) -> str:
     if not a.proved:
         return "not proved: the formula does not explain it"
     texts = {
-        "none": "not corrected: E_μ[A Σ s_t], samples of μ used as if they were those of π",
-        "token": "E_μ[A Σ r_t s_t]: each token is corrected, the tokens before and after it are those of μ",
+        "none": "not corrected: E_μ[A Σ ∇log π_t], samples of μ used as if they were those of π",
+        "token": "E_μ[A Σ r_t ∇log π_t]: each token is corrected, the tokens before and after it are those of μ",
         "prefix": "each prefix is corrected, the advantage is that of μ's continuations",
         "sequence": "as on fresh samples: the whole completion is corrected",
         "mean": "not corrected: a geometric mean of ratios is no importance weight",
@@ -184,7 +184,7 @@ def drift(a: PolicyAnatomy, *, brief: bool = False) -> str:
         return "none" if brief else f"none: {why}"
     up, down = (_direction(d, brief) for d in a.drift)
     text = up if up == down else f"A > 0: {up}; A < 0: {down}"
-    return text if brief else f"if all advantages are equal: {text}"
+    return text if brief else f"equal advantages should leave no update, and do: {text}"
 
 
 def _direction(d: Drift, brief: bool) -> str:
@@ -194,11 +194,11 @@ def _direction(d: Drift, brief: bool) -> str:
             return "to μ" if to else "away from μ"
         return f"{'descends KL(μ‖π), to' if to else 'climbs KL(μ‖π), away from'} what was sampled"
     if d.size == 0:
-        return "0%" if brief else "0% of that without a ratio is left on the problems of the proof"
+        return "0%" if brief else "none on the problems of the proof"
     size = "" if math.isinf(d.size) else f"{d.size:.0%} " if d.size >= 0.005 else f"{d.size:.1g} "
     aside = abs(d.towards_sampler) < 0.2
     to = "elsewhere" if aside else "to μ" if d.towards_sampler > 0 else "away from μ"
-    return f"{size}{to}" if brief else f"{size}of that without a ratio is left, {to}"
+    return f"{size}{to}" if brief else f"{to}, {size}as long as without a ratio on the problems of the proof"
 
 
 def kl(r: PolicyResult) -> str:

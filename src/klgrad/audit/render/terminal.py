@@ -11,10 +11,10 @@ from rich.table import Table
 from rich.text import Text
 
 from ...support import finite
-from ..advice import STANDINGS, notes, standing
+from ..advice import STANDINGS, notes, rows, standing
 from ..batch import proof_cases
 from ..procedure import AuditResult
-from ..sentences import cells, part_differences, report
+from ..sentences import cells, part_differences
 from ..subject import Subject
 
 # Audit results as JSON and as a Markdown table.
@@ -165,19 +165,31 @@ def in_full(r: AuditResult, subject: Subject, width: int) -> RenderableType:
     """Everything about one loss."""
     facts = Table.grid(padding=(0, 2))
     facts.add_column(no_wrap=True)
-    for label, sentence in report(r.anatomy):
-        facts.add_row(label, Text(sentence, style=style_of(r) if label == "divergence" else ""))
+    facts.add_row("in short", Text(r.advice.finding, style=style_of(r)))
+    for label, sentence in rows(r):
+        facts.add_row(label, sentence)
     if r.variance is not None and r.variance_near is not None:
-        facts.add_row("variance", f"{r.variance:.4g}, near ref {r.variance_near:.4g}")
-    facts.add_row("notes", "; ".join(notes(r)) or "none")
-    sides = ((r.verdict, "fresh"), (r.verdict_off_policy, "stale"))
-    named = [f"{verdict} on {samples} samples" for verdict, samples in sides if verdict != "unknown"]
+        facts.add_row(
+            "variance", f"of one completion's gradient {r.variance:.4g}, on the problems near ref {r.variance_near:.4g}"
+        )
+    sides = (("--expect", r.verdict), ("--expect-off-policy", r.verdict_off_policy))
+    named = [f"{option} {verdict}" for option, verdict in sides if verdict not in ("unknown", "sum-of-targets")]
     if named:
-        facts.add_row("named", ", ".join(named))
-    facts.add_row("called", Text(r.call, style="dim"))
+        facts.add_row("to test", " ".join(named))
+    if r.kind != "cell" and r.kind != "term":
+        facts.add_row("called", Text(r.call, style="dim"))
+    for remedy in r.advice.remedies:
+        facts.add_row("advice", str(remedy))
     name = Text(r.name, style="bold")
     fits = name.cell_len <= width - FRAME
     parts = [] if fits else [name, ""]  # a title that is too long would be cut off
     parts += [Text(subject.summary, style="italic"), ""] if subject.summary else []
-    body = Group(*parts, facts, "", Text(str(r.advice)))
+    body = Group(*parts, facts, "", Text(LEGEND, style="dim"))
     return Panel(body, title=name if fits else None, title_align="left")
+
+
+LEGEND = (
+    "The gradient is the mean of Σ_t c_t ∇log π(token t), with the coefficient c_t. l = log π/ref of a token, k1 = l, "
+    "k2 = l²/2, k3 = exp(-l) - 1 + l. Fresh samples are drawn from π, stale ones from the sampler μ, an older policy."
+)
+"""What the symbols of a report mean."""
