@@ -372,8 +372,8 @@ def test_a_loss_that_is_not_proved_is_not_told_as_a_divergence():
     result = audit(lambda logp, ref_logp: (logp - ref_logp) ** 2 / 2 * (logp.detach().exp() < 0.6))
     rows = dict(report(result.anatomy))
     assert rows["divergence"] == "not known: its coefficient depends on the probability of the token itself"
-    assert rows["one token"] == "moved away from ref alone has the coefficient l_t, as in reverse KL, KL(π‖ref)"
-    assert cells(result.anatomy) == ("not known; one token alone: reverse KL", "", "", "", "")
+    assert rows["one token"] == "where it alone differs from ref, its coefficient is l_t, as in reverse KL, KL(π‖ref)"
+    assert cells(result.anatomy) == ("not known; of one token alone: reverse KL", "", "", "", "")
     assert result.scale is None
     assert (result.verdict, result.verdict_off_policy) == ("unknown", "unknown")
 
@@ -389,15 +389,21 @@ def test_a_loss_of_odd_batches_sees_the_reference():
 
 
 def test_a_top_k_is_told_as_the_cause():
-    def loss(logits, ref_logits, mask, k=20):
+    def loss(logits, ref_logits, mask, k=20, tail=False):
         p, q = logits.log_softmax(-1), ref_logits.log_softmax(-1)
         values, places = p.topk(min(k, p.shape[-1]), -1)
-        return of_mask((values.exp() * (values - q.gather(-1, places))).sum(-1), mask).sum(-1).mean()
+        others = q.gather(-1, places)
+        if tail:
+            values, others = (
+                torch.cat([x, torch.log1p(-x.exp().sum(-1, True).clamp(max=1 - 1e-12))], -1) for x in (values, others)
+            )
+        return of_mask((values.exp() * (values - others)).sum(-1), mask).sum(-1).mean()
 
     rows = dict(report(audit(loss).anatomy))
-    assert (
-        rows["divergence"] == "not known: of 512 entries of the vocabulary it sees 20: a top-k, whose tail is left out"
-    )
+    told = "not known: it sees 20 of the audit's 512 entries: a top-k, "
+    assert rows["divergence"] == f"{told}whose tail is left out"
+    rows = dict(report(audit(lambda logits, ref_logits, mask: loss(logits, ref_logits, mask, tail=True)).anatomy))
+    assert rows["divergence"] == f"{told}with the tail as one entry"
 
 
 def test_a_loss_in_bfloat16_is_told_as_rounded():

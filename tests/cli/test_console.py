@@ -56,7 +56,7 @@ def test_logs_print_where_they_wrote(log, tmp_path):
 def test_standard_output_has_only_the_file(path, log):
     audited = run("audit", "k1-loss", "--json", path)
     assert json.loads(audited.stdout)["results"][0]["name"] == "k1-loss"
-    assert "Regularises nothing" in audited.stderr
+    assert "regularises nothing" in audited.stderr
     assert "Wrote" not in audited.stderr
     logs = run("logs", log, "--json", path)
     assert json.loads(logs.stdout)["rows"] == 8
@@ -81,7 +81,7 @@ def test_the_report_is_shown_even_if_a_path_cannot_be_written(tmp_path):
     result = run("audit", "k1-loss", "--json", tmp_path)
     assert isinstance(result.exception, OutputError)
     assert "Is a directory" in str(result.exception)
-    assert "Regularises nothing" in result.stdout
+    assert "regularises nothing" in result.stdout
 
 
 @pytest.mark.many

@@ -90,7 +90,7 @@ def test_one_setting_of_what_is_not_installed(nothing_installed):
 def test_what_is_not_installed_is_shown_beside_what_is_audited(nothing_installed):
     shown = run("verl", "k1-loss")
     assert "verl is not installed here" in shown.output
-    assert "Regularises nothing" in shown.output
+    assert "regularises nothing" in shown.output
 
 
 @pytest.mark.parametrize("option", [["--expect", "reverse-kl-token"], ["--strict"], ["--json", "-"]])

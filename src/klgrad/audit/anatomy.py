@@ -186,22 +186,27 @@ class PartReader:
 
     def read_unit(self) -> Unit:
         """The unit by which responses in batches of several shapes are all alike; `other` if none is."""
-        responses, inputs = [], []
-        for lengths, width, (row, peer) in SHAPES:
-            base = changed = self.at_reference(lengths, width)
-            for name, value in (("log_ratio", STEP), ("tilt", STEP), ("logp", DEPTH + STEP)):
-                changed = changed.with_entries(name, {(row, 2): value})
-            moved = self.read(changed)
-            own, full = (float(x[row, 2] - x[peer, 2]) for x in (moved.score, moved.full))
-            exact = float(moved.reverse[row, 2]), float(moved.forward[row, 2])
-            rest = float(moved.score[peer, 2]), float(moved.full[peer, 2])
-            responses.append(next((x for x in (full, *exact, own, *rest) if abs(x) > self.same / 1000), 0.0))
-            inputs.append((base, row))
+        responses = [self._response_in(*shape, STEP) for shape in SHAPES]
+        if not any(responses):  # it may be dead on that side of ref
+            responses = [self._response_in(*shape, -STEP) for shape in SHAPES]
+        shapes = [(self.at_reference(lengths, width), row) for lengths, width, (row, _) in SHAPES]
         for unit in UNITS:
-            scaled = [r / float(unit.shares(base)[row, 0]) for r, (base, row) in zip(responses, inputs, strict=True)]
+            scaled = [r / float(unit.shares(base)[row, 0]) for r, (base, row) in zip(responses, shapes, strict=True)]
             if max(scaled) - min(scaled) <= self.same * max(map(abs, scaled)):
                 return unit
         return Unit("other")
+
+    def _response_in(self, lengths: list[int], width: int, rows: tuple[int, int], step: float) -> float:
+        """What a token of the first of two rows adds to a derivative, as everything of it moves."""
+        row, peer = rows
+        changed = self.at_reference(lengths, width)
+        for name, value in (("log_ratio", step), ("tilt", step), ("logp", DEPTH + step)):
+            changed = changed.with_entries(name, {(row, 2): value})
+        moved = self.read(changed)
+        own, full = (float(x[row, 2] - x[peer, 2]) for x in (moved.score, moved.full))
+        exact = float(moved.reverse[row, 2]), float(moved.forward[row, 2])
+        rest = float(moved.score[peer, 2]), float(moved.full[peer, 2])
+        return next((x for x in (full, *exact, own, *rest) if abs(x) > self.same / 1000), 0.0)
 
     def read_position(self) -> None:
         """Where the log-probs of ref, or of the sampler in their place, meet those of the policy."""
@@ -287,7 +292,7 @@ def read_anatomy(subject: Subject, advantages: Advantages = "zero", power: float
     if abs(constant) <= reader.same * max(1.0, abs(entropy[0] * logps)):
         constant = 0.0
     # A log-ratio near STEP to which the coefficient responds: inside a dead zone the last token has none either.
-    responds = own.points[0][own.points[1] != 0]
+    responds = own.points[0][own.points[1] + middle != 0]
     value = STEP if own.is_zero else float(responds[(responds - STEP).abs().argmin()])
     last = reader.responses("log_ratio", (0, TOKENS - 1), value).score[0, TOKENS - 1]
     parts = Anatomy(
@@ -836,7 +841,8 @@ def _read_temperature(reader: PartReader) -> float:
     more, less = (abs(float(reader.read(at(odds)).full[PLACE])) for odds in (RARE_ODDS / 2, RARE_ODDS))
     if not more or not less:
         return 1.0
-    return round_short(1 / (1 + math.log(less / more) / (RARE_ODDS / 2)), SINGLE)
+    power = 1 + math.log(less / more) / (RARE_ODDS / 2)
+    return round_short(1 / power, SINGLE) if power > SINGLE else 1.0
 
 
 def _find_causes(reader: PartReader, parts: Anatomy) -> tuple[str, ...]:
@@ -907,6 +913,8 @@ def _compare(reader: PartReader, parts: Anatomy) -> dict[str, float]:
         "one group of 2": reader.at_random([9, 4], group=2, seed=9),
         "one group of 3": reader.at_random([9, 4, 7], group=3, seed=10),
         "stale samples": reader.at_random(MIXED, stale=1.0, seed=6),
+        # Beyond the bounds of a mean over the completion's tokens.
+        "very stale samples": reader.at_random(MIXED, stale=2.5, seed=17),
     }
     if any(parts.exact) or parts.full is not None:
         # Beside small log-ratios: an estimate at large ones would hide that the divergence is clamped.
