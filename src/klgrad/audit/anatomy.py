@@ -292,7 +292,7 @@ def read_anatomy(subject: Subject, advantages: Advantages = "zero", power: float
     if abs(constant) <= reader.same * max(1.0, abs(entropy[0] * logps)):
         constant = 0.0
     # A log-ratio near STEP to which the coefficient responds: inside a dead zone the last token has none either.
-    responds = own.points[0][own.points[1] + middle != 0]
+    responds = own.points[0][(own.points[1] + middle != 0) & (own.points[0] != 0)]
     value = STEP if own.is_zero else float(responds[(responds - STEP).abs().argmin()])
     last = reader.responses("log_ratio", (0, TOKENS - 1), value).score[0, TOKENS - 1]
     parts = Anatomy(
