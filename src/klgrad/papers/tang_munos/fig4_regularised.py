@@ -149,7 +149,7 @@ def draw(numbers: Numbers, figure: "Figure") -> None:
     paths.set(yscale="log", xlabel="steps", ylabel="KL(π‖π*) / KL(ref‖π*)")
     number = numbers["problems"]
     paths.set_title(f"β = {BETA:g}, n = {SAMPLES}: means over\n{number} problems, ± 1 SE", fontsize=10)
-    sweep.set_title(f"after the last step: means\nover {number} problems", fontsize=10)
+    sweep.set_title(f"every β: means over\n{number} problems", fontsize=10)
     sweep.axhline(1, color="#999999", lw=0.8)
     sweep.set(xscale="log", yscale="log", xlabel="β", ylabel="the same, at the end")
     sweep.set_xticks([0.1, 0.3, 1, 3], ["0.1", "0.3", "1", "3"])
