@@ -50,7 +50,7 @@ def test_long_runs(tables, tmp_path):
     assert rows[1][4].startswith("**+0.111 ±")
     assert rows[1][3].startswith("2 ± ")
     pairs = {row[0]: row[1:] for row in cells(module.long_pairs())}
-    assert len(pairs) == 12
+    assert len(pairs) == 13
     assert set(pairs["`k3-loss` less `k2-loss`"]) == {""}
     assert pairs["`k3-loss` less `k1-reward`"][3].startswith("**-2.000 ±")
 

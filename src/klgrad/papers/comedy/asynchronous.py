@@ -62,7 +62,7 @@ def draw(numbers: Numbers, figure: "Figure") -> None:
         if any(f"{arm} {lag}" in numbers["paths"] for lag in MARKS):
             axes[5].plot([], [], line, color=colour, label=label)
     axes[5].axis("off")
-    axes[5].legend(loc="center", fontsize=9, title="lines and marks but for k1 by lag")
+    axes[5].legend(loc="center", fontsize=9, title="arms (top row, and weights below)")
 
 
 def _k1_loss(numbers: Numbers, axis: Any) -> None:

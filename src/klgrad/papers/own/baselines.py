@@ -104,7 +104,7 @@ def draw(numbers: Numbers, figure: "Figure") -> None:
             words, (each[KL]["mean"], each[RIGHT]["mean"]), (4, -12), textcoords="offset points", fontsize=8
         )
     over_kl.set(xlabel="KL(π‖ref) per completion, nats", ylabel="right answers, in domain")
-    over_kl.set_title("held-out questions, each trained run of 60 updates")
+    over_kl.set_title("each trained run of 60 updates;\nuntrained: 3 seeds, ± 1 SE")
     over_kl.legend(fontsize=8.5)
 
 

@@ -339,7 +339,9 @@ def draw(numbers: Numbers, figure: "Figure") -> None:
         curve(learnt, path, colour, line, label=name)
     learnt.set_title(f"64 prompts, 16 features\n({numbers['seeds']} seeds, ± 1 SE)", fontsize=10)
     learnt.set(xlabel="updates", ylabel="right answers")
-    learnt.legend(fontsize=8)
+    figure.legend(
+        *learnt.get_legend_handles_labels(), fontsize=8.5, ncols=6, loc="outside lower center", title="left panel"
+    )
     labels = []
     for i, x in enumerate(numbers["varied"]):
         labels.append(f"{x['varied']} {x['task'][x['varied']]:g}")

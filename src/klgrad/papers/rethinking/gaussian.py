@@ -203,6 +203,8 @@ def draw(numbers: Numbers, figure: "Figure") -> None:
     left.set_xscale("log")
     left.set_yscale("log")
     left.set_ylim(0.2, 3000)
+    left.set_title(f"{len(samples['k1'][0])} repeats", fontsize=10)
+    right.set_title("exact", fontsize=10)
     left.set_xlabel("samples from q = N(0.1, 0.2²)")
     left.set_ylabel("sample standard deviation (nats)")
     left.legend(loc="upper left", fontsize=9, title="median, middle 95 %", alignment="left", title_fontsize=9)

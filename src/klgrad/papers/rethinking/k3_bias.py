@@ -108,6 +108,7 @@ def draw(numbers: Numbers, figure: "Figure") -> None:
     left.plot(x, x**2 / 2, color=GREY, linestyle=":", label="(δ−1)²/2")
     left.plot(x, x**2 / 2 - x**3 / 3, color=BLACK, linestyle="--", label="(δ−1)²/2 − (δ−1)³/3")
     left.set_ylim(-0.7, 2.0)
+    left.set_title("exact", fontsize=10)
     left.set_xlabel("δ − 1, with δ = ref/π")
     left.set_ylabel("shortfall of k3's coefficient, −log δ − (1 − δ)")
     left.legend(loc="lower left", fontsize=9)
@@ -116,6 +117,7 @@ def draw(numbers: Numbers, figure: "Figure") -> None:
         right.loglog(distance, gaps, **{**style("k3-loss"), "label": None, "linewidth": 0.8, "alpha": 0.6})
     middle = _median(numbers["gap"], -1) / distance[-1]
     right.loglog(distance, [middle * d for d in distance], color=BLACK, linestyle="--", label="∝ distance")
+    right.set_title(f"each of {len(numbers['gap'])} bandits", fontsize=10)
     right.set_xlabel("std of the logits' difference, π to ref")
     right.set_ylabel("relative gap, ∇ k3 as loss to ∇KL(π‖ref)")
     right.legend(loc="upper left", fontsize=9)

@@ -109,11 +109,18 @@ def draw(numbers: Numbers, figure: "Figure") -> None:
             # Near ref the two coincide: the wider line below stays visible.
             width = 4.5 if variance == "k1" else 2.0
             axes.plot(numbers["distance"], table.median(0).values, linewidth=width, **look)
-        chi_square = _table(numbers[apart], "chi_square").median(0).values
-        axes.plot(numbers["distance"], chi_square, "o", color=BLACK, markerfacecolor="none", label="χ²(ref‖π)")
+        chi_square = _table(numbers[apart], "chi_square")
+        axes.plot(
+            numbers["distance"],
+            chi_square.median(0).values,
+            "o",
+            color=BLACK,
+            markerfacecolor="none",
+            label="χ²(ref‖π)",
+        )
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
-        axes.set_title(title, fontsize=10)
+        axes.set_title(f"{title}\nmedians of {len(chi_square)} bandits; bands: middle 90%", fontsize=9.5)
         axes.set_xlabel("std of the logits' difference")
     panels[0].set_ylabel("variance of the coefficient on ∇log π")
     handles, labels = panels[0].get_legend_handles_labels()

@@ -128,4 +128,6 @@ def draw(numbers: Numbers, figure: "Figure") -> None:
     axes.set_ylim(1e-17, 30)
     axes.set_xlabel("distance of the sampler μ from π (std of the logits' difference)")
     axes.set_ylabel("relative distance from ∇KL(π‖ref)")
+    count = len(_table(numbers, "none")[1])
+    axes.set_title(f"medians of {count} bandits; bands: middle 90%", fontsize=10)
     axes.legend(loc="center right", bbox_to_anchor=(1.0, 0.45), title="k2 as loss, or k1 in reward", alignment="left")

@@ -82,6 +82,7 @@ def draw(numbers: Numbers, figure: "Figure") -> None:
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.set_ylim(3e-18, 30)
+    axes.set_title(f"each of {len(numbers['kl'])} bandits, exact", fontsize=10)
     axes.set_xlabel("KL(π‖ref) of the bandit (nats)")
     axes.set_ylabel("relative distance from ∇KL(π‖ref)")
     axes.text(0.98, 0.24, "equal, up to float64 rounding", transform=axes.transAxes, ha="right")

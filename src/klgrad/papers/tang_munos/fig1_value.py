@@ -41,6 +41,7 @@ def run(settings: Settings) -> Numbers:
     at = SAMPLES.index
     return {
         "samples": SAMPLES,
+        "problems": len(p),
         "kl": float(kl.mean()),
         "simulated": {name: over_repeats(torch.stack(x)) for name, x in simulated.items()},
         "exact": {name: x.mean(-1).tolist() for name, x in exact.items()},
@@ -77,5 +78,6 @@ def draw(numbers: Numbers, figure: "Figure") -> None:
         axis.plot(numbers["samples"], numbers["exact"][name], **look)
         axis.errorbar(numbers["samples"], seen["mean"], seen["error"], fmt="o", ms=4, color=look["color"], capsize=2)
     axis.set(xscale="log", yscale="log", xlabel="samples n", ylabel="mean squared error of the KL estimate")
-    axis.set_title("means over problems; lines: exact; points: simulated, ± 1 SE", fontsize=10)
+    number = numbers["problems"]
+    axis.set_title(f"means over {number} problems; lines: exact; points: simulated, ± 1 SE", fontsize=10)
     axis.legend()

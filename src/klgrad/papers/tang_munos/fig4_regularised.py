@@ -51,6 +51,7 @@ def run(settings: Settings) -> Numbers:
     long = dict(zip(METHODS, slow.converged(slow.to_optimum), strict=True))
     return {
         "steps": [EVERY * i for i in range(main.shape[1])],
+        "problems": main.shape[-1],
         "normalised kl": {name: over_repeats(x) for name, x in zip(methods, main, strict=True)},
         "betas": BETAS,
         "converged": {name: [over_repeats(ends[beta][name]) for beta in BETAS] for name in methods},
@@ -146,7 +147,9 @@ def draw(numbers: Numbers, figure: "Figure") -> None:
     _median_and_target_of_k3(numbers, sweep)
     paths.axhline(1, color="#999999", lw=0.8)
     paths.set(yscale="log", xlabel="steps", ylabel="KL(π‖π*) / KL(ref‖π*)")
-    paths.set_title(f"β = {BETA:g}, n = {SAMPLES}: means over problems, ± 1 SE", fontsize=10)
+    number = numbers["problems"]
+    paths.set_title(f"β = {BETA:g}, n = {SAMPLES}: means over\n{number} problems, ± 1 SE", fontsize=10)
+    sweep.set_title(f"every β: means over\n{number} problems", fontsize=10)
     sweep.axhline(1, color="#999999", lw=0.8)
     sweep.set(xscale="log", yscale="log", xlabel="β", ylabel="the same, at the end")
     sweep.set_xticks([0.1, 0.3, 1, 3], ["0.1", "0.3", "1", "3"])

@@ -30,6 +30,7 @@ def run(settings: Settings) -> Numbers:
     first, last = ends[SAMPLES[0]], ends[SAMPLES[-1]]
     return {
         "samples": SAMPLES,
+        "problems": len(first["k3-loss"]),
         "converged": {name: [over_repeats(ends[n][name]) for n in SAMPLES] for name in methods},
         "log first over last": {name: over_repeats((first[name] / last[name]).log()) for name in METHODS},
         "log first over last, k3, other β": over_repeats((few / many).log()),
@@ -75,5 +76,5 @@ def draw(numbers: Numbers, figure: "Figure") -> None:
     axis.set(xscale="log", yscale="log", xlabel="samples n", ylabel="KL(π‖π*) / KL(ref‖π*) at the end")
     axis.set_xticks(numbers["samples"], [str(n) for n in numbers["samples"]])
     axis.set_xticks([], minor=True)
-    axis.set_title("means over problems, ± 1 SE", fontsize=10)
+    axis.set_title(f"means over {numbers['problems']} problems, ± 1 SE", fontsize=10)
     axis.legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))

@@ -35,6 +35,7 @@ def run(settings: Settings) -> Numbers:
     first, last = SAMPLES[0], SAMPLES[-1]
     return {
         "samples": SAMPLES,
+        "problems": len(star[first]),
         "to π*": [_quartiles(star[n]) for n in SAMPLES],
         "to π*_rev": [_quartiles(star_rev[n]) for n in SAMPLES],
         "log π* over π*_rev, other β": {
@@ -77,7 +78,8 @@ def draw(numbers: Numbers, figure: "Figure") -> None:
         low, middle, high = zip(*numbers[name], strict=True)
         axis.plot(numbers["samples"], middle, marker="o", color=colour, linestyle=line, label=f"k3 as loss, KL {name}")
         axis.fill_between(numbers["samples"], low, high, color=colour, alpha=0.15, lw=0)
-    axis.set(xscale="log", yscale="log", xlabel="samples n", ylabel="KL / KL(ref‖π*) at the end, median and quartiles")
+    axis.set(xscale="log", yscale="log", xlabel="samples n", ylabel="KL / KL(ref‖π*) at the end")
+    axis.set_title(f"medians of {numbers['problems']} problems; bands: quartiles", fontsize=10)
     axis.set_xticks(numbers["samples"], [str(n) for n in numbers["samples"]])
     axis.set_xticks([], minor=True)
     axis.legend()

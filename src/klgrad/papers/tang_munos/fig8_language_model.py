@@ -59,7 +59,7 @@ def draw(numbers: Numbers, figure: "Figure") -> None:
             axis.set_title(f"{title}: {label}\nmedians of 6 seeds (k3: 3)", fontsize=9.5)
             axis.set_xlabel("updates")
         _each_end(by_arm, across[2])
-        across[2].set_title(f"{title}: {PANELS[KL]}\neach run after 40 updates", fontsize=9.5)
+        across[2].set_title(f"{title}: {PANELS[KL]}\neach run after 40 updates, 6 seeds (k3: 3)", fontsize=9.5)
         for axis in across:
             axis.grid(alpha=0.25)
             runs.logarithmic(axis)

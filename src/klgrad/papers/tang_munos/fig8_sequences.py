@@ -57,8 +57,10 @@ LABELS = {
     "k1-reward-leave-one-out": "sequence: leave-one-out",
     "to-go": "sequence: cumulative",
     "exact-leave-one-out": "sequence: exact, leave-one-out by step",
-    "discount": "the same with discount 0.9",
+    "discount": "the same with discount 0.9, last step alone",
 }
+MOST_LINES = 6
+"""In a panel: of the last arm, which is ours, the end is drawn alone."""
 TITLES = {"may end": "Completions may end", "fixed length": "16 tokens"}
 PANELS = {
     "kl": "KL(student‖teacher),\non the student's completions (the paper's measure)",
@@ -75,14 +77,16 @@ def draw(numbers: Numbers, figure: "Figure") -> None:
         for axis, (measure, label) in zip(across, PANELS.items(), strict=True):
             if (lengths, measure) == ("fixed length", "length"):
                 axis.set_axis_off()
-                title = f"means over {numbers['problems']} problems;\nbands: ± 1 SE"
-                axis.legend(*axes[0][0].get_legend_handles_labels(), loc="center", fontsize=10, title=title)
+                axis.legend(*axes[0][0].get_legend_handles_labels(), loc="center", fontsize=10)
                 continue
-            for name in LABELS:
-                seen, (colour, line, _) = numbers["descents"][lengths]["arms"][name][measure], STYLES[name]
-                path = {"updates": numbers["steps"], **seen}
-                curve(axis, path, colour, line, alpha=0.15, label=LABELS[name], lw=1.6)
-            axis.set_title(f"{title}: {label}", fontsize=9)
+            arms = numbers["descents"][lengths]["arms"]
+            for i, (name, text) in enumerate(LABELS.items()):
+                seen, (colour, line, _) = arms[name][measure], STYLES[name]
+                if i < MOST_LINES:
+                    curve(axis, {"updates": numbers["steps"], **seen}, colour, line, alpha=0.15, label=text, lw=1.6)
+                else:
+                    axis.plot(numbers["steps"][-1], seen["mean"][-1], "o", color=colour, ms=6, label=text)
+            axis.set_title(f"{title}: {label}\n{numbers['problems']} problems, ± 1 SE", fontsize=9)
             axis.set(xlabel="steps of the run", ylabel="tokens" if measure == "length" else "nats", yscale="log")
             axis.grid(alpha=0.25)
             axis.yaxis.set_major_formatter("{x:g}")

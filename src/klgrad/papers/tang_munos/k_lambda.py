@@ -33,7 +33,8 @@ def run(settings: Settings) -> Numbers:
     logp, ref = problems.logp, problems.ref_logp
     p, log_ratio, kl = logp.exp(), logp - ref, bandits.divergence(logp, ref)
     forward = p - ref.exp()  # ∇KL(ref‖π) over logits
-    found: Numbers = {"steps": list(range(STEPS + 1)), "kl": {}, "value error": {}, "gradient error": {}}
+    found: Numbers = {"steps": list(range(STEPS + 1)), "problems": len(p)}
+    found |= {"kl": {}, "value error": {}, "gradient error": {}}
     for lam in LAMBDAS:
         k = k_lambda(lam)
         value = (p * k.value(log_ratio)).sum(-1)
@@ -78,4 +79,4 @@ def draw(numbers: Numbers, figure: "Figure") -> None:
         axis.plot(numbers["steps"], mean, color=colour, lw=2)
         axis.annotate(f" λ = {lam:g}", (numbers["steps"][-1], mean[-1]), color=colour, va="center", fontsize=9)
     axis.set(yscale="log", xlabel="steps along the expected gradient", ylabel="KL(π‖ref)", xlim=(0, STEPS * 1.14))
-    axis.set_title("means over problems, exact gradients", fontsize=10)
+    axis.set_title(f"means over {numbers['problems']} problems, exact gradients", fontsize=10)

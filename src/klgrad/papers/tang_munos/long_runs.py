@@ -103,7 +103,7 @@ FEWER = ("k3-reward-0.1", "k3-reward-1", "k1-loss-0.1", "k1-loss-1")
 """Arms that should answer fewer right than no KL."""
 ORDERED = tuple(itertools.combinations((K3, K1, K2, NONE), 2))
 AT_EQUAL_KL = (*ORDERED, (K3, NEAR))
-PAIRS = (*AT_EQUAL_KL, *((arm, NONE) for arm in FEWER), (DIVIDED, K1))
+PAIRS = (*AT_EQUAL_KL, *((arm, NONE) for arm in (NEAR, *FEWER)), (DIVIDED, K1))
 MARGIN = 0.05
 """Of right answers; about what a KL gains over none at equal KL in 60 updates (tang-munos/fig7)."""
 SETTLED = 0.05
