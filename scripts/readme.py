@@ -46,7 +46,7 @@ EXPERIMENTS = DOCS / "experiments"
 DEFAULTS = ("trl", "verl", "openrlhf", "skyrl", "ms-swift")
 """Frameworks in the README."""
 
-SHOWN_PARTS = ("divergence", "looks ahead", "samples", "unit", "coefficient")
+SHOWN_PARTS = ("in short", "divergence", "looks ahead", "ratio", "stale samples", "unit", "coefficient")
 """Lines of an audit in the README."""
 
 SHOWN_LINES = ("KL in the loss", "Fresh samples", "actor_rollout_ref.actor.kl_loss_type=")
@@ -55,8 +55,9 @@ SHOWN_LINES = ("KL in the loss", "Fresh samples", "actor_rollout_ref.actor.kl_lo
 
 def commands() -> str:
     """Some lines of the output of both commands."""
-    parts = dict(report(audit(load(str(ROOT / "examples/losses.py:grpo_k3"))).anatomy))
-    of_loss = [f"{name:<12} {parts[name]}" for name in SHOWN_PARTS]
+    result = audit(load(str(ROOT / "examples/losses.py:grpo_k3")))
+    parts = {"in short": result.advice.finding, **dict(report(result.anatomy))}
+    of_loss = [f"{name:<14} {parts[name]}" for name in SHOWN_PARTS]
     command = ("advise", "--config", "examples/verl/run.sh")
     printed = subprocess.run(
         [sys.executable, "-m", "klgrad", *command], capture_output=True, text=True, check=True, cwd=ROOT

@@ -122,11 +122,11 @@ def _stale(a: Anatomy) -> str:
         if s.weight != "none" or a.looks_at_length:
             return f"moves {'away from' if a.constant > 0 else 'to'} what was sampled"
         return f"{_climb(a.constant)}, {'away from' if a.constant > 0 else 'to'} what was sampled"
+    if a.power:
+        return "no objective that has a name"
     if a.anchor == "sampler":
         return "a divergence to the sampler"
-    if a.power:
-        text = "no objective that has a name"
-    elif s.weight == "none":
+    if s.weight == "none":
         text = _uncorrected(a)
     elif s.ratio == "before":
         text = "no objective: the token itself is the sampler's"
@@ -585,7 +585,9 @@ def remarks(a: Anatomy) -> list[tuple[str, str]]:
         pass
     elif a.constant and a.power and not a.is_nothing:
         does = "flattens" if a.constant > 0 else "sharpens"
-        found.append(("", f"a constant of {a.constant:g} x the token's probability on every score {does} the policy"))
+        found.append(
+            ("", f"a constant of {a.constant:g} x its probability on each token's score, which {does} the policy")
+        )
     elif a.constant and not a.is_nothing:
         fresh = "a pull on lengths" if a.looks_at_length else "nothing"
         sentence = f"a constant of {a.constant:g} on every score: {fresh} on fresh samples, {_constant_drift(a)}"
