@@ -34,10 +34,10 @@ class Recipe:
         epsilon: added to that deviation.
         divide: what the sum over a completion is divided by; `halves` is the mean of the token means of two halves.
         ratio: the importance ratio; `before` is the product over the tokens before this one.
-        bound, at: what happens to ratios above `at`.
+        bound, at: what happens to ratios above `at`; `gate` leaves these tokens out, and the ratio weighs no other.
         through: whether the ratio is differentiated.
         inside: whether the ratio multiplies each token's reward, instead of the score that it ends up on.
-        weight, level: a factor of each token, without gradient: `unsure` leaves out tokens with π >= level, `sure`
+        weight, level: a factor of each token, without gradient: its `probability`; `unsure` leaves out tokens with π >= level, `sure`
             those below; `below` those with log π/ref above level; `entropy` and `unpeaked` (1 - max π) look at the
             prefix.
         reduce: over rows.
@@ -59,11 +59,11 @@ class Recipe:
     epsilon: float = 0.0
     divide: Literal["none", "completion", "tokens", "fixed", "halves"] = "none"
     ratio: Literal["none", "token", "prefix", "before", "sequence"] = "none"
-    bound: Literal["none", "truncate", "mask", "clip"] = "none"
+    bound: Literal["none", "truncate", "mask", "clip", "gate"] = "none"
     at: float = 1.0
     through: bool = False
     inside: bool = False
-    weight: Literal["none", "unsure", "sure", "below", "entropy", "unpeaked", "first"] = "none"
+    weight: Literal["none", "unsure", "sure", "below", "entropy", "unpeaked", "first", "probability"] = "none"
     level: float = 0.0
     reduce: Literal["mean", "sum"] = "mean"
     mask: Literal["kept", "forgotten"] = "kept"
@@ -204,6 +204,8 @@ def _ratio(recipe: Recipe, x: Batches, live: Tensor) -> Tensor:
         return found.clamp(max=recipe.at)
     if recipe.bound == "clip":
         return found.clamp(1 / recipe.at, recipe.at)
+    if recipe.bound == "gate":
+        return (found <= recipe.at).to(found.dtype)
     if recipe.bound == "mask":
         return torch.where(found <= recipe.at, found, torch.zeros_like(found))
     return found
@@ -258,6 +260,8 @@ def _spread(recipe: Recipe, returns: Tensor, live: Tensor, size: int) -> Tensor 
 def _weight(recipe: Recipe, x: Batches) -> Tensor:
     if recipe.weight == "none":
         return torch.ones_like(x.logp)
+    if recipe.weight == "probability":
+        return x.logp.exp()
     if recipe.weight == "first":
         return (torch.arange(x.logp.shape[-1]) == 0).to(x.logp.dtype).expand_as(x.logp)
     if recipe.weight in ("unsure", "sure"):
@@ -340,14 +344,14 @@ def _another_curve(rng: random.Random, recipe: Recipe) -> dict[str, object]:
 
 
 def _another_weight(rng: random.Random, _: Recipe) -> dict[str, object]:
-    weight = rng.choice(("unsure", "unsure", "sure", "below", "entropy", "unpeaked", "first"))
+    weight = rng.choice(("unsure", "unsure", "sure", "below", "entropy", "unpeaked", "first", "probability"))
     return {"weight": weight, "level": rng.uniform(-3, 5) if weight == "below" else rng.uniform(0.3, 0.95)}
 
 
 def _another_ratio(rng: random.Random, _: Recipe) -> dict[str, object]:
     return {
         "ratio": rng.choice(("token", "prefix", "before", "sequence")),
-        "bound": rng.choice(("none", "truncate", "truncate", "mask", "clip")),
+        "bound": rng.choice(("none", "truncate", "truncate", "mask", "clip", "gate")),
         "at": rng.choice((1.2, 2.0, 5.0, 10.0, rng.uniform(23, 60), rng.uniform(60, 300), rng.uniform(300, 1000))),
         "through": rng.random() < 0.3,
     }

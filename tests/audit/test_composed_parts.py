@@ -48,9 +48,11 @@ def draw(number):
         recipe = replace(recipe, discount=rng.choice((1.0, 0.9, 0.5)))
     ratio = rng.choice(("none", "token", "prefix", "sequence"))
     bound = rng.choice(("none", "truncate", "clip", "mask")) if ratio != "none" else "none"
+    bound = "gate" if ratio in ("token", "sequence") and rng.random() < 0.2 else bound
+    power = {"weight": "probability"} if place == "loss" and rng.random() < 0.2 else {}
     unit = {"divide": rng.choice(sorted(UNITS)), "reduce": rng.choice(("mean", "sum"))}
     at, factor = rng.choice((1.2, 2.0, 5.0, 10.0)), rng.choice((1.0, -1.0, 0.04, 2.0))
-    return replace(recipe, ratio=ratio, bound=bound, at=at, factor=factor, **unit)
+    return replace(recipe, ratio=ratio, bound=bound, at=at, factor=factor, **unit, **power)
 
 
 def declared(recipe):
@@ -65,12 +67,14 @@ def declared(recipe):
         "truncate": ("truncate", None, recipe.at),
         "clip": ("clip", 1 / recipe.at, recipe.at),
         "mask": ("mask", None, recipe.at),
+        "gate": ("gate", None, recipe.at),
     }[recipe.bound]
     return {
         "divergence": shares,
         "constant": constant,
         "edges": None if edge is None else (-edge, edge),
         "horizon": ("none" if not looks else "all" if discount == 1 else discount, recipe.reward if looks else ""),
+        "power": 1.0 if recipe.weight == "probability" else 0.0,
         "past": looks and recipe.horizon == "whole",
         "samples": (recipe.ratio, bound),
         "unit": (UNITS[recipe.divide], recipe.reduce == "mean" or recipe.divide == "tokens"),
@@ -88,6 +92,7 @@ def parts_of(recipe):
         "constant": a.constant,
         "edges": (curve.low, curve.high) if a.has_edges else None,
         "horizon": (horizon.discount if horizon.kind == "discount" else horizon.kind, horizon.estimate),
+        "power": a.power,
         "past": a.has_past,
         "samples": (a.samples.ratio, None if bound is None else (bound.kind, bound.low, bound.high)),
         "unit": (a.unit.name, a.unit.rows),

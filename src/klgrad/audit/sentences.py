@@ -431,7 +431,7 @@ def _bound(bound: Bound | None) -> str:
         return ""
     word = BOUNDS.get(bound.kind, "bounded")
     if bound.kind in ("mask", "gate"):
-        return f"{'masked' if bound.kind == 'mask' else 'left out'} where it is {_ends(bound)}"
+        return f"{'masked' if bound.kind == 'mask' else 'left out'} {_ends(bound)}"
     if bound.kind == "value":
         return f"0 where r x {bound.estimate} > {bound.high:.4g}"
     ends = [f"{x:.4g}" for x in (bound.low, bound.high) if x is not None]
