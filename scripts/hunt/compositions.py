@@ -37,9 +37,9 @@ class Recipe:
         bound, at: what happens to ratios above `at`; `gate` leaves these tokens out, and the ratio weighs no other.
         through: whether the ratio is differentiated.
         inside: whether the ratio multiplies each token's reward, instead of the score that it ends up on.
-        weight, level: a factor of each token, without gradient: its `probability`; `unsure` leaves out tokens with π >= level, `sure`
-            those below; `below` those with log π/ref above level; `entropy` and `unpeaked` (1 - max π) look at the
-            prefix.
+        weight, level: a factor of each token, without gradient: its `probability`; `unsure` leaves out tokens with
+            π >= level, `sure` those below; `below` those with log π/ref above level; `entropy` and `unpeaked`
+            (1 - max π) look at the prefix.
         reduce: over rows.
         mask: whether it is used.
         rows: which rows count. `even` and `odd` are zero in batches of another number of rows, `ramp` weighs row i

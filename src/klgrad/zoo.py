@@ -165,7 +165,7 @@ def live_ratio(rollout: Rollout) -> Tensor:
 
 TOKEN = KLTerm(level="token")
 TOKEN_RATIO = KLTerm(level="token", weighting=ImportanceWeighting("token", bound=None))
-K2_OR_TOKEN = Remedy(use=("k2-loss", TOKEN))
+K2_OR_TOKEN = Remedy(use=("k2-loss", TOKEN), why="of each token; KLTerm() is the KL of whole completions")
 BOUNDED = Remedy(
     use=(KLTerm(level="token", influence_bound=5.0),),
     why="the reverse KL, whose coefficient is bounded and zero at ref alone",

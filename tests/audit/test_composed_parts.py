@@ -49,7 +49,8 @@ def draw(number):
     ratio = rng.choice(("none", "token", "prefix", "sequence"))
     bound = rng.choice(("none", "truncate", "clip", "mask")) if ratio != "none" else "none"
     bound = "gate" if ratio in ("token", "sequence") and rng.random() < 0.2 else bound
-    power = {"weight": "probability"} if place == "loss" and rng.random() < 0.2 else {}
+    of_token = place == "loss" and "exact" not in str(recipe.loss)
+    power = {"weight": "probability"} if of_token and rng.random() < 0.2 else {}
     unit = {"divide": rng.choice(sorted(UNITS)), "reduce": rng.choice(("mean", "sum"))}
     at, factor = rng.choice((1.2, 2.0, 5.0, 10.0)), rng.choice((1.0, -1.0, 0.04, 2.0))
     return replace(recipe, ratio=ratio, bound=bound, at=at, factor=factor, **unit, **power)

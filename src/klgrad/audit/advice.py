@@ -90,9 +90,25 @@ def findings(r: "AuditResult") -> list[tuple[str, str]]:
     return found
 
 
+def is_usual(r: "AuditResult") -> str:
+    """Whether a loss is the KL that a penalty mostly means: KL(π‖ref) of whole completions."""
+    a, stale = r.anatomy, r.verdict_off_policy
+    if standing(r) == "nothing" and a.proved_fresh:
+        return "no: it has no effect on fresh samples"
+    if r.verdict not in ("reverse-kl-sequence", "reverse-kl-token"):
+        return "not known" if not a.proved_fresh and not a.top_k else "no"
+    if a.baseline.spread != "none":
+        return "its direction, at a strength that is not fixed"
+    samples = "fresh and stale samples" if stale == r.verdict else "fresh samples"
+    size = ", in large batches" if r.holds == "large-batches" else ""
+    if r.verdict == "reverse-kl-sequence":
+        return f"yes, on {samples}{size}"
+    return f"in part: of each token, without its effect on later ones, on {samples}{size}"
+
+
 def rows(r: "AuditResult") -> list[tuple[str, str]]:
     """The report of one loss: a label and a sentence for each part and for each finding."""
-    parts = report(r.anatomy)
+    parts = [("KL(π‖ref)?", is_usual(r)), *report(r.anatomy)]
     also = [("also", text) for note, text in findings(r) if text and not note.startswith("dead")]  # its edges are told
     return [*parts[:-1], *also, parts[-1]] if r.anatomy.deterministic and r.anatomy.finite else parts
 
@@ -171,7 +187,7 @@ WRONG_SIGN = Remedy("return the quantity to minimise")
 MASKED = Remedy("multiply each token's value by the mask before it is summed, as in (kl * mask).sum()")
 GAPS = Remedy("find and count tokens by the mask, not by their place in the row, if masks have gaps")
 LENGTHS = Remedy("divide by a constant or by all tokens of the batch, not by the length of each completion")
-SHIFT = Remedy("shift the log-probs of ref by one token, so that both policies score the same token")
+SHIFT = Remedy("compare the log-prob of token t with ref's log-prob of token t")
 END = Remedy("include the last token of each completion, at which it ends")
 NOT_REFERENCE = Remedy("pass the log-probs of ref, not those of the sampler")
 CLAMP = Remedy(
@@ -180,14 +196,17 @@ CLAMP = Remedy(
     "the reverse KL",
 )
 BOUND_APART = Remedy(
-    "bound the ratio apart from the estimate, so that its coefficient is bounded and nothing else",
+    "detach the ratio, and let it weigh the coefficient instead of the estimate",
     (KLTerm(level="token", weighting=ImportanceWeighting("token", bound=Truncate(2.0))),),
-    "the reverse KL",
+    "the reverse KL, with the bound that you choose",
 )
-POWER = Remedy("leave out the factor π: a token is sampled with that probability already")
+POWER = Remedy("leave out the factor π: a token is sampled with that probability already", (TOKEN,))
 ENTROPY = Remedy("stop the gradient of the log-prob that is not part of a difference, if no entropy term is meant")
 ENTRIES = Remedy("add the tail of the vocabulary, or use all of it")
 CENTRE = Remedy("subtract a mean over completions, after the tokens of each are summed")
+FOR_TOKENS = Remedy("for the reverse KL", (TOKEN,), "of each token; KLTerm() is that of whole completions")
+FOR_SEQUENCES = Remedy("for the reverse KL", (SEQUENCE,))
+NOISY = "its variance grows with the length; bound=Truncate(c) trades it for bias"
 KEEP_TARGET = "for the same target off-policy"
 
 
@@ -227,7 +246,7 @@ def _remedies(result: "AuditResult", subject: Subject) -> tuple[Remedy, ...]:
         CLAMP: has_dead_zone,
         ENTROPY: any(a.entropy),
         ENTRIES: a.top_k is not None and not a.lumps_tail,
-        Remedy("for the reverse KL", (SEQUENCE if a.horizon.kind == "all" else TOKEN,)): set(a.shares) == {"forward-kl"}
+        (FOR_SEQUENCES if a.horizon.kind == "all" else FOR_TOKENS): set(a.shares) == {"forward-kl"}
         and not has_dead_zone,
         EITHER: len(a.shares) > 1 or not set(a.shares) <= {"reverse-kl", "forward-kl"},
     }
@@ -238,7 +257,7 @@ def _for_stale_samples(result: "AuditResult", others: tuple[Remedy, ...]) -> tup
     weighted = any(term.weighting is not None for remedy in others for term in remedy.terms)
     if not _lost_when_stale(result) or result.verdict not in STALE or weighted:
         return ()
-    return (Remedy(KEEP_TARGET, (STALE[result.verdict],)),)
+    return (Remedy(KEEP_TARGET, (STALE[result.verdict],), NOISY),)
 
 
 def _lost_when_stale(result: "AuditResult") -> bool:
@@ -249,6 +268,8 @@ def _lost_when_stale(result: "AuditResult") -> bool:
 
 def _finding(result: "AuditResult") -> str:
     a = result.anatomy
+    if a.power and a.proved_fresh:
+        return f"descends no divergence: {summary(a).removeprefix('none: ')}"
     if not a.deterministic:
         return "is not deterministic: the same batch gives different gradients, so there is no verdict"
     if not a.finite:
@@ -270,7 +291,9 @@ def _finding(result: "AuditResult") -> str:
         if text.startswith(("climbs", "nothing")):
             return text if text.startswith("climbs") else f"regularises {text}"
         return f"descends {text}" if text.startswith("a ") else f"descends the {text}"
-    return TARGETS[result.verdict].does + (" in large batches" if result.holds == "large-batches" else "")
+    bound = a.samples.bound
+    inside = ", where the ratio is within its bound" if bound is not None and bound.beyond is not None else ""
+    return TARGETS[result.verdict].does + (" in large batches" if result.holds == "large-batches" else "") + inside
 
 
 def _warnings(result: "AuditResult") -> list[str]:

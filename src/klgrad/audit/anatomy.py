@@ -623,7 +623,7 @@ def _choose_gate(reader: PartReader, parts: Anatomy) -> Anatomy:
         bound = _read_bound(reader, option, STEP, weighs=False)
         if bound is not None and bound.kind == "gate":
             gates.append(replace(option, samples=replace(option.samples, bound=bound)))
-    stale = (reader.at_random(MIXED, stale=1.0, seed=seed) for seed in (16, 17, 18))
+    stale = (reader.at_random(MIXED, stale=2.5, seed=seed) for seed in (16, 17, 18))
     return _best(reader, iter([parts, *gates]), *stale)[0] if gates else parts
 
 

@@ -39,6 +39,8 @@ def report(a: Anatomy) -> list[tuple[str, str]]:
             rows.append(("one token", f"where it alone differs from ref, its coefficient is {formula(a)}{known}"))
         rows.append(("the rest", "not told: the parts that were read are not all of this loss"))
         return [*rows, ("proved", proof(a))]
+    if a.late:
+        return [*rows, ("ratio", ratio(a)), ("unit", unit(a.unit)), ("baseline", baseline(a)), ("proved", proof(a))]
     rows += [("looks ahead", horizon(a)), ("ratio", ratio(a))]
     rows += [] if a.is_nothing and not a.constant else [("stale samples", _stale(a))]
     rows += [("unit", unit(a.unit)), ("baseline", baseline(a)), ("scale", scale(a)), ("coefficient", formula(a))]
@@ -65,6 +67,10 @@ def summary(a: Anatomy, *, on_policy: bool = True) -> str:
         ahead = {"none": "token by token", "all": "whole completions", "discount": f"{h.discount or 0:g} a token ahead"}
         text += f", {ahead.get(h.kind, 'with a future of its own')}"
     text += {"completion-mean": ", mean per completion", "token-mean": ", mean over tokens"}.get(a.unit.name, "")
+    bound = a.samples.bound
+    if bound is not None and bound.beyond is not None:
+        beyond = _sum(bound.beyond[0].shares, brief=True) if bound.beyond[0].shares else "no KL"
+        text += f", where the ratio is within its bound, and {beyond} beyond"
     text += ", centred token by token" if a.baseline.name == "token-mean" else ""
     return text + _spread(a)
 
@@ -85,7 +91,7 @@ def _unexplained(a: Anatomy, *, stale: bool) -> str:
 def _cause(a: Anatomy) -> str:
     """Why no divergence is known."""
     if a.top_k is not None:
-        return f"it sees {a.top_k} of the audit's {VOCABULARY} entries: a top-k, {TAILS[a.lumps_tail]}"
+        return f"in a vocabulary of {VOCABULARY} it sees {a.top_k} entries: a top-k, {TAILS[a.lumps_tail]}"
     if not a.matters:
         return _unexplained(a, stale=False)
     return f"its coefficient depends on {' and '.join(filter(None, [', '.join(a.matters[:-1]), a.matters[-1]]))}"
@@ -137,7 +143,7 @@ def _stale(a: Anatomy) -> str:
     else:
         text = _corrected(a)
     if bounded and (s.ratio != "mean" or s.weight == "none"):
-        text += f"; {'the ratio is ' if s.weight != 'none' else 'tokens are '}{bounded}, which adds bias"
+        text += f"; {'the ratio is ' if s.weight != 'none' else 'by its ratio to π some is '}{bounded}, which adds bias"
     if s.frozen and text.startswith(("the mean", "climbs the mean")):
         text = "no objective: log π/ref is that of the sampler"
     elif s.frozen:
@@ -252,20 +258,21 @@ def divergence(a: Anatomy, *, brief: bool = False) -> str:
     elif not brief:
         text += _away(a)
     text += _edges(a, brief)
+    if a.power:
+        power = "π" if a.power == 1 else f"π^{a.power:g}"
+        text = f"none: {text} x {power}" if brief else f"none: the coefficient is that of the {text}, times {power}"
     return f"none: {_shift(a)}; at the same token it would be {text}" if a.late and not brief else text
 
 
 def _level(a: Anatomy, brief: bool) -> str:
     """What a divergence is one of: tokens, completions; and of which policies."""
     h = a.horizon
-    text = "" if brief else ", of each token" if h.kind == "none" else ""
+    levels = {"none": ", of each token", "discount": ", of each token and its discounted future"}
+    text = "" if brief or a.level != "token" else levels.get(h.kind, "")
     if a.level == "mean":
         text = ", of each completion's mean log π/ref"
     elif a.level == "completion" or (not brief and h.kind == "all" and h.fits):
         text = ", of whole completions"
-    if a.power:
-        power = "π" if a.power == 1 else f"π^{a.power:g}"
-        text += f", x {power}" if brief else f", each token's coefficient times its probability {power}"
     if a.temperature != 1:
         text += f", at temperature {a.temperature:g}"
     return text
@@ -378,7 +385,8 @@ def horizon(a: Anatomy) -> str:
     by = BY.get(h.estimate, h.estimate)
     if any(c.source == "sampled" and c.curve is not None and c.curve.has_edges for c in a.credits):
         by += ", bounded"
-    fits = "" if h.fits else ", which is no estimate of the divergence above"
+    estimates = "an estimate of the reverse KL" if h.estimate in ("k1", "k3") else "no estimate of the divergence above"
+    fits = "" if h.fits else f", which is {estimates}"
     if any(c.divided for c in a.credits):
         return f"to the end of the completion, by the mean of {by} over its tokens{fits}{past}"
     if h.kind == "all":
@@ -394,17 +402,15 @@ def ratio(a: Anatomy) -> str:
     if a.is_nothing and not a.constant:
         return "none, and none is needed"
     if s.weight == "none":
-        outside = "" if s.bound is None else f"; left out where {OF[s.ratio]} is {_ends(s.bound)}"
-        return f"none: samples are taken as drawn from π{outside}"
+        if s.bound is None:
+            return "none: samples are taken as drawn from π"
+        left_out = "tokens" if s.ratio == "token" else "completions"
+        return f"none weighs: {left_out} are left out where {OF[s.ratio]} is {_ends(s.bound)}"
     if s.ratio == "other":
         return "it depends on π/μ in another way than by a token, prefix, sequence or mean ratio"
     text = f"{OF[s.ratio]}, {_bound(s.bound)}" if s.bound is not None else OF[s.ratio]
     if s.bound is not None and s.bound.beyond is not None:
-        curve, constant = s.bound.beyond
-        terms = [_times(weight, _slope(name).replace("l", "l_t")) for name, weight in curve.shares.items()]
-        terms += [] if curve.shares or curve.is_zero else ["a curve of its own"]
-        terms += [f"{constant:.4g}"] if constant else []
-        text += f"; the ratio is differentiated: beyond its bound that times ({' + '.join(terms) or '0'}) is left"
+        text += f"; it is differentiated, so that beyond its bound another coefficient is left: {_beyond(a)}"
     return text
 
 
@@ -416,6 +422,18 @@ OF = {
     "mean": "the geometric mean of π/μ over the completion",
 }
 """The ratios in words."""
+
+
+def _beyond(a: Anatomy) -> str:
+    """The coefficient beyond the bound of a ratio that is differentiated."""
+    assert a.samples.bound is not None
+    assert a.samples.bound.beyond is not None
+    curve, constant = a.samples.bound.beyond
+    terms = [_times(weight, _slope(name).replace("l", "l_t")) for name, weight in curve.shares.items()]
+    terms += [] if curve.shares or curve.is_zero else ["c(l_t)"]
+    terms += [f"{constant:.4g}"] if constant else []
+    text = " + ".join(terms) or "0"
+    return f"bound x ({text})" if " " in text else f"bound x {text}"
 
 
 def _ends(bound: Bound) -> str:
@@ -475,6 +493,8 @@ def scale(a: Anatomy) -> str:
     at = "ref" if a.anchor == "ref" else "the sampler"
     if math.isinf(a.scale):
         return f"infinite: the pull jumps at {at}, and is as strong beside it as far away"
+    if a.power:
+        return "none: a token's pull is proportional to a power of its own probability"
     if not a.scale:
         return f"0: there is no pull near {at}"
     return f"{a.scale:.4g} x the pull of KL(π‖{'ref' if a.anchor == 'ref' else 'μ'}) near {at}"
@@ -508,12 +528,15 @@ def formula(a: Anatomy) -> str:
     if a.baseline.spread != "none":
         text = f"({text}) / {'mean' if a.baseline.signed else 'spread'}"
     if a.samples.weight in SYMBOLS:
-        bounded = SYMBOLS[a.samples.ratio] if a.samples.bound is None else f"bound({SYMBOLS[a.samples.ratio]})"
+        is_alike = a.samples.bound is None or a.samples.bound.beyond is not None
+        bounded = SYMBOLS[a.samples.ratio] if is_alike else f"bound({SYMBOLS[a.samples.ratio]})"
         text = f"{bounded} ({text})" if len(terms) > 1 or " " in text else f"{bounded} {text}"
     if a.constant:
         text = f"{a.constant:.4g}" if text == "0" else f"{text} {'-' if a.constant < 0 else '+'} {abs(a.constant):.4g}"
     if a.power:
         text = f"{'π_t' if a.power == 1 else f'π_t^{a.power:g}'} ({text})"
+    if bound is not None and bound.beyond is not None:
+        text += f"; beyond the bound of {SYMBOLS[a.samples.ratio]}: {_beyond(a)}"
     if a.level != "token":
         text += ", L = Σ l_s" if a.level == "completion" else ", L = Σ l_s / T"
     return text + (f", with c(l) = {_cut_curve(a)}" if a.has_edges and (a.own.shares or _is_flat_inside(a)) else "")
@@ -632,7 +655,7 @@ def proof(a: Anatomy) -> str:
         return (
             f"its gradient is that of these parts at random inputs{summed}, fresh and stale{tokens}, to {largest:.0e}"
         )
-    name, worst = max(a.unexplained.items(), key=lambda pair: pair[1])
+    name, worst = next((name, gap) for name, gap in a.unexplained.items() if not gap <= a.allowed)
     if a.proved_fresh:
         return f"on fresh samples; on stale ones {_unexplained(a, stale=True)}"
     return f"no: at {name} the parts leave {percent(min(worst, 1))} of the coefficient unexplained"

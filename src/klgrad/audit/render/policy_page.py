@@ -184,7 +184,7 @@ def drift(a: PolicyAnatomy, *, brief: bool = False) -> str:
         return "none" if brief else f"none: {why}"
     up, down = (_direction(d, brief) for d in a.drift)
     text = up if up == down else f"A > 0: {up}; A < 0: {down}"
-    return text if brief else f"equal advantages should leave no update, and do: {text}"
+    return text if brief else f"equal advantages should cancel, but leave an update: {text}"
 
 
 def _direction(d: Drift, brief: bool) -> str:
@@ -198,7 +198,7 @@ def _direction(d: Drift, brief: bool) -> str:
     size = "" if math.isinf(d.size) else f"{d.size:.0%} " if d.size >= 0.005 else f"{d.size:.1g} "
     aside = abs(d.towards_sampler) < 0.2
     to = "elsewhere" if aside else "to μ" if d.towards_sampler > 0 else "away from μ"
-    return f"{size}{to}" if brief else f"{to}, {size}as long as without a ratio on the problems of the proof"
+    return f"{size}{to}" if brief else f"{to}, {size}of its length without a ratio on the problems of the proof"
 
 
 def kl(r: PolicyResult) -> str:
@@ -207,7 +207,8 @@ def kl(r: PolicyResult) -> str:
         return "cannot be told: NaN without advantages"
     if r.kl is None:
         return "none"
-    return f"{summary(r.kl)}; on stale samples {summary(r.kl, on_policy=False)}"
+    other = " (not KL(π‖ref))" if set(r.kl.shares) == {"forward-kl"} else ""
+    return f"{summary(r.kl)}{other}; on stale samples {summary(r.kl, on_policy=False)}"
 
 
 def proof(a: PolicyAnatomy) -> str:

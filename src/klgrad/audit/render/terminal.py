@@ -172,10 +172,8 @@ def in_full(r: AuditResult, subject: Subject, width: int) -> RenderableType:
         facts.add_row(
             "variance", f"of one completion's gradient {r.variance:.4g}, on the problems near ref {r.variance_near:.4g}"
         )
-    sides = (("--expect", r.verdict), ("--expect-off-policy", r.verdict_off_policy))
-    named = [f"{option} {verdict}" for option, verdict in sides if verdict not in ("unknown", "sum-of-targets")]
-    if named:
-        facts.add_row("to test", " ".join(named))
+    if standing(r) in ("right", "large") and r.anatomy.baseline.spread == "none":
+        facts.add_row("to test it", f"klgrad audit ... --expect {r.verdict}")
     if r.kind != "cell" and r.kind != "term":
         facts.add_row("called", Text(r.call, style="dim"))
     for remedy in r.advice.remedies:
