@@ -74,7 +74,7 @@ class Report:
         """The slope that the divergence line names, up to a positive factor; None if it names none."""
         text = re.sub(r"; it pushes.*?(?=;|$)|, of (each|whole) [^;]*", "", self.rows["divergence"])
         text, *edges = re.split(r"; (?=below|above)", text)
-        if text.startswith(("one of its own", "nothing where", "nothing but", "not known")):
+        if text.startswith(("none", "one of its own", "nothing where", "nothing but", "not known")):
             return None
         sign = 1.0
         if text.startswith("climbs the "):

@@ -400,7 +400,7 @@ def test_a_top_k_is_told_as_the_cause():
         return of_mask((values.exp() * (values - others)).sum(-1), mask).sum(-1).mean()
 
     rows = dict(report(audit(loss).anatomy))
-    told = "not known: it sees 20 of the audit's 512 entries: a top-k, "
+    told = "not known: in a vocabulary of 512 it sees 20 entries: a top-k, "
     assert rows["divergence"] == f"{told}whose tail is left out"
     rows = dict(report(audit(lambda logits, ref_logits, mask: loss(logits, ref_logits, mask, tail=True)).anatomy))
     assert rows["divergence"] == f"{told}with the tail as one entry"

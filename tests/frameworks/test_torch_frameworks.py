@@ -28,9 +28,9 @@ PARTS = {
     "llamafactory": ({"forward-kl": 1}, (None, None), "none", "none", "token-mean"),
     "art": ({"reverse-kl": 1}, (None, None), "none", "token", "token-mean"),
     "twinkle": ({"forward-kl": 1}, (None, None), "none", "none", "completion-mean"),
-    "easyr1": ({"reverse-kl": 1}, (None, None), "all", "token", "sum"),
+    "easyr1": ({"reverse-kl": 1}, (None, None), "all", "token", "token-mean"),
     "roll": ({"forward-kl": 1}, (-CUT, 11), "none", "none", "completion-mean"),
-    "molt": ({"reverse-kl": 1}, (None, None), "all", "token", "sum"),
+    "molt": ({"reverse-kl": 1}, (None, None), "all", "token", "token-mean"),
 }
 
 

@@ -125,7 +125,7 @@ def _stale(a: Anatomy) -> str:
     if a.is_nothing:
         if not a.constant or (carried and s.constant and not a.looks_at_length and not bounded):
             return "nothing"
-        if s.weight != "none" or a.looks_at_length:
+        if s.ratio != "none" or a.looks_at_length:
             return f"moves {'away from' if a.constant > 0 else 'to'} what was sampled"
         return f"{_climb(a.constant)}, {'away from' if a.constant > 0 else 'to'} what was sampled"
     if a.power:
@@ -150,7 +150,8 @@ def _stale(a: Anatomy) -> str:
         text += "; log π/ref is that of the sampler"
     drifts = []
     if a.constant and not (carried and s.constant):
-        drifts.append(_climb(a.constant) if not a.looks_at_length else "its constant adds a drift")
+        is_kl = not a.looks_at_length and not bounded
+        drifts.append(_climb(a.constant) if is_kl else "its constant adds a drift")
     if a.baseline_drifts:
         drifts.append("its baseline adds a drift")
     if a.has_past and (s.per_decision or not carried) and not text.startswith(("the mean", "climbs the mean")):
@@ -383,9 +384,10 @@ def horizon(a: Anatomy) -> str:
     if h.kind == "none":
         return f"no: what a token does to later tokens is left out{past}"
     by = BY.get(h.estimate, h.estimate)
-    if any(c.source == "sampled" and c.curve is not None and c.curve.has_edges for c in a.credits):
-        by += ", bounded"
-    estimates = "an estimate of the reverse KL" if h.estimate in ("k1", "k3") else "no estimate of the divergence above"
+    is_bounded = any(c.source == "sampled" and c.curve is not None and c.curve.has_edges for c in a.credits)
+    by += ", bounded" if is_bounded else ""
+    is_reverse = h.estimate in ("k1", "k3") and not is_bounded and not any(c.divided for c in a.credits)
+    estimates = "an estimate of the reverse KL" if is_reverse else "no estimate of the divergence above"
     fits = "" if h.fits else f", which is {estimates}"
     if any(c.divided for c in a.credits):
         return f"to the end of the completion, by the mean of {by} over its tokens{fits}{past}"
