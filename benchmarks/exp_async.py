@@ -8,21 +8,23 @@ reverse KL with prefix or sequence weights, with and without a bound, which is r
 ones exactly). These pair the score of a token with the terms of this and of later tokens, and k1 in the reward with
 those of all tokens. With fresh completions every weight is 1 and both have the same expected gradient; the runs with
 fresh completions are those of `exp_comedy.py`. k1 as a loss, which is harmless at a lag of 2 and destroys the policy at
-10, also has lags between them, with three coefficients.
+10, also has lags between them, with three coefficients. `long` has three times as many updates, for what 60 updates may
+be too few to show: the arms that train at a lag of 10, and k1 as a loss with the smallest coefficient.
 
-    python benchmarks/exp_async.py MODEL
+    python benchmarks/exp_async.py [long] MODEL
 
-Result: src/klgrad/papers/recorded/async.csv.
+Results: src/klgrad/papers/recorded/async.csv and async_long.csv.
 """
 
 import argparse
 import itertools
+import sys
 
 from experiment import command
 from packed import Job
 from rl_runs import job, train
 
-UPDATES = 60
+UPDATES, LONG_UPDATES = 60, 180
 EVERY = 20
 RATE = 1e-5
 COEF = 0.1
@@ -37,6 +39,11 @@ UNCORRECTED = {
 }
 BETWEEN, BETWEEN_COEFFICIENTS, BETWEEN_SEEDS = (6, 4, 8), (0.1, 0.2, 0.05), (0, 1)
 """Lags, coefficients and seeds of k1 as a loss alone."""
+LONG = (
+    *(("none", 10, 0.0), ("k1-reward", 10, COEF), ("k3-loss", 10, COEF)),
+    *(("k1-loss", lag, BETWEEN_COEFFICIENTS[-1]) for lag in BETWEEN),
+)
+"""Arms, lags and coefficients of the long runs."""
 CONTROL = {"k1-unweighted": "--kl_baseline leave_one_out"}
 """The arms with weights, without them: a token is paired with its own and later terms, as there."""
 CORRECTED = {
@@ -59,14 +66,25 @@ def between(given: argparse.Namespace) -> list[Job]:
     return [_job(given, "k1-loss", UNCORRECTED["k1-loss"], lag, seed, coef) for coef, seed, lag in order]
 
 
-def _job(given: argparse.Namespace, arm: str, flags: str, lag: int, seed: int, coef: float = COEF) -> Job:
+def long(given: argparse.Namespace) -> list[Job]:
+    """Seed by seed, so that an early end leaves whole comparisons."""
+    order = itertools.product(SEEDS, LONG)
+    return [_job(given, arm, UNCORRECTED[arm], lag, seed, coef, LONG_UPDATES) for seed, (arm, lag, coef) in order]
+
+
+def _job(
+    given: argparse.Namespace, arm: str, flags: str, lag: int, seed: int, coef: float = COEF, updates: int = UPDATES
+) -> Job:
     coef = 0.0 if arm == "none" else coef
     label = {"arm": arm, "lag": lag, "kl_coef": coef, "learning_rate": RATE, "seed": seed}
     own = {"rollout_lag": lag, "rollout_lag_repeats": "true", "kl_coef": coef, "learning_rate": RATE, "seed": seed}
-    own |= {"max_steps": UPDATES, "eval_every": EVERY}
+    own |= {"max_steps": updates, "eval_every": EVERY}
     uncorrected = " --rollout_lag_uncorrected true" if arm in UNCORRECTED | CONTROL else ""
     return job(label, flags + uncorrected, given.model, scale_rewards="none", **own)
 
 
 if __name__ == "__main__":
-    command(__doc__, jobs, train, "async.csv")
+    is_long = "long" in sys.argv[1:2]
+    if is_long:
+        del sys.argv[1]
+    command(__doc__, long if is_long else jobs, train, "async_long.csv" if is_long else "async.csv")

@@ -6,8 +6,8 @@ completions of an earlier student. So every arm has 10,240 completions, in 40 ba
 smaller batches: other arms have 160 batches of 64, each used once or twice. `sweep` trains every setting with one seed,
 and `seeds` the best setting of each arm with three others. `trl` and `trl-seeds` do the same with TRL's own trainer,
 which uses each batch once, for three divergences, and for one of them with batches of 64 too. `small`, `small-seeds`
-and `small-trl` have batches of 32, used once, at two rates with all seeds. The student, the teacher and the evaluation
-are those of `exp_fig8.py` in all parts.
+and `small-trl` have batches of 32, used once, at two rates with all seeds; TRL's trainer without the cosine. The
+student, the teacher and the evaluation are those of `exp_fig8.py` in all parts.
 
     python benchmarks/exp_reuse.py sweep MODEL
 
@@ -42,7 +42,8 @@ SETTINGS_OF_SMALL = tuple(setting for setting in SETTINGS if setting[0] != "0.00
 """Without the largest rate, and TRL's trainer with one divergence: these runs take several times as long."""
 TRL_OF_SMALL = ("trl-reverse",)
 SMALLEST = 32
-SETTINGS_OF_SMALLEST = (("0.0003", "constant"), ("0.0006", "constant"))
+SETTINGS_OF_SMALLEST = tuple((rate, schedule) for schedule in ("constant", "cosine") for rate in ("0.0003", "0.0006"))
+TRL_OF_SMALLEST = tuple(setting for setting in SETTINGS_OF_SMALLEST if setting[1] == "constant")
 
 Setting = tuple[str, str]
 
@@ -89,7 +90,7 @@ def small_seeds(given: argparse.Namespace) -> list[Job]:
 
 def small_trl(given: argparse.Namespace) -> list[Job]:
     """TRL's trainer with batches of 32, with all seeds."""
-    order = [(seed, setting, name) for seed in (0, *SEEDS) for setting in SETTINGS_OF_SMALLEST for name in TRL_OF_SMALL]
+    order = [(seed, setting, name) for seed in (0, *SEEDS) for setting in TRL_OF_SMALLEST for name in TRL_OF_SMALL]
     return [_trl_job(given, name, SMALLEST, setting, seed) for seed, setting, name in order]
 
 

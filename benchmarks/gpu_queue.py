@@ -49,6 +49,7 @@ LIMIT_S = 1300.0
 Work = Callable[[Job, Path], list[Row]]
 Needs = dict[str, Any]
 
+LONG_STALE = {"gib": 10.5, "kind": "180 updates", "seconds": 370.0}
 REINFORCED = {"gib": 10.5, "kind": "60 updates", "seconds": 115.0}
 LONG = {"gib": 10.5, "kind": "300 updates", "seconds": 600.0}
 DISTILLED = {"gib": 9.0, "kind": "distillation", "seconds": 80.0}
@@ -71,6 +72,7 @@ def runs(given: argparse.Namespace) -> list[tuple[list[Job], Work, str, Needs]]:
         (trl, trl_distill_runs.train, "reuse_trl.csv", BY_TRL),
         (sequences, distill_runs.train, "fig8_seeds.csv", DISTILLED),
         (exp_async.between(given), rl_runs.train, "async.csv", REINFORCED),
+        (exp_async.long(given), rl_runs.train, "async_long.csv", LONG_STALE),
         (exp_reuse.small(given), distill_runs.train, "reuse_sweep.csv", SMALL),
         (exp_reuse.small_seeds(given), distill_runs.train, "reuse_seeds.csv", SMALL),
         (small_trl, trl_distill_runs.train, "reuse_trl.csv", SMALL_BY_TRL),
