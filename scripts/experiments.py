@@ -5,7 +5,7 @@ from functools import cache
 
 from klgrad.papers import Settings
 from klgrad.papers.asyncopd.stale_distillation import COMPARED
-from klgrad.papers.comedy.asynchronous import ARMS
+from klgrad.papers.comedy.asynchronous import ARMS, LAST as EARLY, LONG_LAST as LATE
 from klgrad.papers.comedy.on_policy import NOT_A_KL
 from klgrad.papers.own.baselines import SHOWN as SAMPLINGS
 from klgrad.papers.own.discount import BATCH, BIAS, COSINE, ONE_RATE, STUDENTS, VARIANCE, squared_error
@@ -292,17 +292,37 @@ def asynchronous() -> str:
     return "\n".join([*lines, ""])
 
 
-def k1_loss() -> str:
-    """Every run of k1 as a loss on old completions: right answers after each 20 updates, and the last KL."""
+def long_asynchronous() -> str:
+    """The arms that also have runs of 180 updates on completions 10 updates old, early and at their end."""
+    numbers = _numbers("comedy/asynchronous")
     lines = [
-        "| β | lag | lag x β | seed | right answers at 0, 20, 40 and 60 updates | last KL(π‖ref) per completion |",
+        f"| arm | seeds | right answers after {EARLY} updates | after {LATE} | KL(π‖ref) per completion after {LATE} | "
+        f"tokens after {LATE} |",
         "|---|---|---|---|---|---|",
     ]
+    for name, found in numbers["long_end"].items():
+        path = numbers["paths"][name]
+        early = dict(zip(path["updates"], zip(path["mean"], path["error"], strict=True), strict=True))[EARLY]
+        cells = [_with_error({"mean": early[0], "error": early[1]})]
+        cells += [_with_error(found[column]) for column in ("correct_in", "kl_per_sequence", "length")]
+        lines.append(f"| `{name.split()[0]}` | {found['correct_in']['seeds']} | {' | '.join(cells)} |")
+    return "\n".join([*lines, ""])
+
+
+def k1_loss() -> str:
+    """Every run of k1 as a loss on old completions: right answers after each third of its updates, and the last KL."""
+    lines = [
+        "| β | lag | lag x β | updates | seed | right answers at the start and after each third | last KL(π‖ref) |",
+        "|---|---|---|---|---|---|---|",
+    ]
     for run in _numbers("comedy/asynchronous")["k1-loss"]:
-        right = ", ".join(f"{x:.3f}" for x in run["correct_in"])
+        last = run["updates"][-1]
+        right = ", ".join(
+            f"{x:.3f}" for update, x in zip(run["updates"], run["correct_in"], strict=True) if update % (last // 3) == 0
+        )
         product = f"{int(run['lag']) * float(run['kl_coef']):.2g}"
         kl = f"{run['kl_per_sequence'][-1]:.3g}"
-        lines.append(f"| {run['kl_coef']} | {run['lag']} | {product} | {run['seed']} | {right} | {kl} |")
+        lines.append(f"| {run['kl_coef']} | {run['lag']} | {product} | {last} | {run['seed']} | {right} | {kl} |")
     return "\n".join([*lines, ""])
 
 

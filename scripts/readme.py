@@ -445,6 +445,7 @@ PARTS: dict[Path, dict[str, Callable[[], str]]] = {
     },
     EXPERIMENTS / "stale-completions.md": {
         "asynchronous": experiments.asynchronous,
+        "long asynchronous": experiments.long_asynchronous,
         "k1 as a loss": experiments.k1_loss,
         "asynchronous claims": lambda: experiments.checks_of("comedy/asynchronous"),
         "weighted": experiments.weighted,

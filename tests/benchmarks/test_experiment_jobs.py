@@ -67,6 +67,7 @@ def test_the_studies_know_the_arms_of_the_experiments_with_a_reward(monkeypatch)
     assert set(asynchronous.ARMS) == set(asynchronous.LABELS)
     assert (set(asynchronous.CORRECTED), {asynchronous.CONTROL}) == (set(stale.CORRECTED), set(stale.CONTROL))
     assert (set(asynchronous.LAGS), asynchronous.LAST) == (set(map(str, stale.LAGS)), stale.UPDATES)
+    assert asynchronous.LONG_LAST == stale.LONG_UPDATES
     assert set(asynchronous.COEFFICIENTS) == {str(stale.COEF), "0.0"}
     assert set(asynchronous.BETWEEN) == set(map(str, stale.BETWEEN))
     assert set(asynchronous.BETWEEN_COEFFICIENTS) == set(map(str, stale.BETWEEN_COEFFICIENTS))

@@ -15,6 +15,7 @@ SEEDS = (0, 1, 2)
 K1_REWARD = ("k1-reward 10", "k1-reward 2")
 EVERY = [(lag, coef) for coef in (0.05, 0.1, 0.2) for lag in (4, 6, 8)]
 """Lags and coefficients at which k1 as a loss falls."""
+LONG_UPDATES = (0, 60, 120, 180)
 ROUNDING = 1e-9
 """Sums and fits of a few float64 numbers of the order of 1."""
 
@@ -28,7 +29,9 @@ def fresh(arm, seed, gain=0.4, coef=0.1):
     return run(own, gain, kl=4.0)
 
 
-def numbers(folder, gains=None, seeds=SEEDS, left_out=(), kl=2.0, changed=lambda rows: rows, fallen=EVERY):
+def numbers(
+    folder, gains=None, seeds=SEEDS, left_out=(), kl=2.0, changed=lambda rows: rows, fallen=EVERY, long_k1_loss=None
+):
     """The study's numbers: two lags with the same gains, without the settings that are left out."""
     gains = AS_CLAIMED | (gains or {})
     stale = [
@@ -44,6 +47,16 @@ def numbers(folder, gains=None, seeds=SEEDS, left_out=(), kl=2.0, changed=lambda
         gain = -0.05 if (lag, coef) in fallen else 0.2
         stale += run(label("k1-loss", lag, seed, coef), gain, kl=kl)
     write_file(folder / "async.csv", changed(stale))
+    long = [
+        row
+        for arm in ("none", "k1-reward", "k3-loss")
+        for seed in seeds
+        if f"{arm} 10" not in left_out
+        for row in run(label(arm, 10, seed), gains[arm], kl=kl, updates=LONG_UPDATES)
+    ]
+    for (lag, seed), gain in (long_k1_loss or {}).items():
+        long += run(label("k1-loss", lag, seed, 0.05), gain, kl=kl, updates=LONG_UPDATES)
+    write_file(folder / "async_long.csv", long)
     others = [row for arm in asynchronous.UNCORRECTED for seed in SEEDS for row in fresh(arm, seed)]
     others += [row for seed in SEEDS for row in fresh("k1-reward", seed, gain=-0.09, coef=1.0)]
     write_file(folder / "comedy.csv", others)
@@ -57,7 +70,7 @@ def verdicts(found):
 def test_every_sentence_holds_on_numbers_that_are_as_claimed(tmp_path):
     found = verdicts(numbers(tmp_path, {"k1-loss": -0.04}))
     assert all(check.holds for check in found.values()), [name for name, check in found.items() if not check.holds]
-    claims = asynchronous.CLAIMED | asynchronous.OUR_CLAIMS | asynchronous.STEADIER
+    claims = asynchronous.CLAIMED | asynchronous.LONG_CLAIMED | asynchronous.OUR_CLAIMS | asynchronous.STEADIER
     assert len(found) == len(claims) + 4
 
 
@@ -96,6 +109,22 @@ def test_runs_of_k1_as_a_loss_at_lags_between_are_counted(fallen, by_coefficient
     found = [check.verdict for check in asynchronous.check(numbers(tmp_path, fallen=fallen, changed=at_two))][-4:]
     assert found[:3] == by_coefficient
     assert found[3] == by_product
+
+
+@pytest.mark.parametrize(
+    ("gains", "verdict", "measured"),
+    [
+        ((-0.05, -0.04, -0.03), "holds", "in 3 of 3 runs, 3 seeds"),
+        ((-0.05, -0.04, 0.2), "undecided", "in 2 of 3 runs, 3 seeds; after 180 updates, which may be too few"),
+    ],
+)
+def test_longer_runs_of_k1_as_a_loss_replace_the_shorter_ones(gains, verdict, measured, tmp_path):
+    """After 60 updates none of the same setting has fallen."""
+    kept = lambda rows: [row for row in rows if (row["kl_coef"], row["lag"]) not in {(0.05, 6), (0.05, 8)}]
+    long = {(4, seed): gain for seed, gain in enumerate(gains)}
+    claims = verdicts(numbers(tmp_path, fallen=EVERY[3:], changed=kept, long_k1_loss=long))
+    found = claims["k1 as loss at β = 0.05 ends below its start in every run, lags 4 to 8"]
+    assert (found.verdict, found.measured) == (verdict, measured)
 
 
 def test_nothing_is_decided_with_two_seeds(tmp_path):
@@ -173,7 +202,7 @@ def test_runs_that_collapse_or_stop_are_counted_and_the_stopped_are_in_no_mean(t
     assert found["failures"]["none 10"] == {"runs": 3, "collapsed": 2, "stopped": 1}
     assert found["failures"]["k1-reward 10"] == {"runs": 3, "collapsed": 0, "stopped": 0}
     assert found["end"]["none 10"]["correct_in"]["seeds"] == 2
-    assert not verdicts(found)["without a KL, training ends below its start, lag 10"].decided
+    assert not verdicts(found)["k1 in the reward answers more right than no KL, lag 10"].decided
 
 
 @pytest.mark.slow

@@ -5,14 +5,16 @@ The paper's asynchronous experiments, on a smaller model: SmolLM2-135M-Instruct 
 completions that are 10 or 2 updates old, with a KL at a coefficient of 0.1. Ours is an answer to the question that
 the paper leaves open, whether an estimator that is right on old completions is better there: k1 with the importance
 ratio of the prefix or of the whole completion, bounded by 2 or unbounded, against the same term without weights.
-Right answers are compared at the last update, and at the largest KL that both arms have had. A run has collapsed if
-it ends with fewer right answers than it began with; one that has not after 60 updates does not contradict that it
-would. k1 as a loss also has lags of 4, 6 and 8, at three coefficients, with two seeds, shown run by run. Runs with
-fresh completions are those of `on_policy`. Design, table and limits: docs/experiments.md.
+Right answers are compared at the last update, and at the largest KL that both arms have had. Most runs have 60
+updates; at a lag of 10 those without a KL, with k1 in the reward and with k3 as a loss also have 180, and so do those
+of k1 as a loss at the smallest coefficient. A run has collapsed if it ends with fewer right answers than it began with;
+one that has not does not contradict that it would. k1 as a loss also has lags of 4, 6 and 8, at three coefficients,
+shown run by run. Runs with fresh completions are those of `on_policy`. Design, table and limits: docs/experiments.md.
 """
 
 import math
 from collections.abc import Iterator, Mapping
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from ...drawing import BLUE, GREY, PURPLE, STYLES
@@ -42,6 +44,7 @@ LABELS = {
 MARKS = {"2": "o", "10": "s"}
 """By lag."""
 COEFFICIENT_MARKS = {"0.05": (BLUE, "o"), "0.1": (K1, "^"), "0.2": (PURPLE, "s")}
+"""Of k1 as a loss; filled after 180 updates, open after 60."""
 FACES = {"correct_in": None, "equal_kl": "white"}
 """By measure; None for the arm's colour."""
 
@@ -67,15 +70,17 @@ def draw(numbers: Numbers, figure: "Figure") -> None:
 
 def _k1_loss(numbers: Numbers, axis: Any) -> None:
     """The end of each run of k1 as a loss over the lag, by coefficient."""
-    for i, (coef, (colour, mark)) in enumerate(COEFFICIENT_MARKS.items()):
-        own = [run for run in numbers["k1-loss"] if run["kl_coef"] == coef]
+    for (i, (coef, (colour, mark))), last in product(enumerate(COEFFICIENT_MARKS.items()), (LAST, LONG_LAST)):
+        own = [run for run in numbers["k1-loss"] if (run["kl_coef"], run["updates"][-1]) == (coef, last)]
         if own:
-            at = [int(run["lag"]) + 0.3 * (i - 1) for run in own]
-            axis.plot(at, [run["correct_in"][-1] for run in own], mark, color=colour, mfc="none", label=f"β = {coef}")
+            at = [int(run["lag"]) + 0.3 * (i - 1) + (0.15 if last == LONG_LAST else 0) for run in own]
+            face = colour if last == LONG_LAST else "none"
+            name = f"β = {coef}, {last} updates"
+            axis.plot(at, [run["correct_in"][-1] for run in own], mark, color=colour, mfc=face, label=name)
     axis.axhline(numbers["start"]["correct_in"]["mean"], color="grey", lw=1)
     axis.set(xlabel="age of the completions, updates", ylabel="right answers, in domain", xticks=[2, 4, 6, 8, 10])
     axis.set_title(
-        "k1 as loss, each run after 60 updates;\n2 seeds at 4 to 8, 3 at 2 and 10; marks of one age are shifted",
+        "k1 as loss, the end of each run;\n2 or 3 seeds; marks of one age are shifted",
         fontsize=9,
     )
     axis.legend(fontsize=8.5)
@@ -87,7 +92,8 @@ def _updates(numbers: Numbers, axis: Any, lag: str) -> None:
         label, colour, line = LABELS[arm]
         runs.curve(axis, numbers["paths"].get(f"{arm} {lag}"), colour, line, label=label)
     axis.axhline(numbers["start"]["correct_in"]["mean"], color="grey", lw=1)
-    axis.set(xlabel="updates", title=f"completions {lag} updates old\n3 seeds, ± 1 SE", xticks=[0, 20, 40, 60])
+    axis.set(xlabel="updates", title=f"completions {lag} updates old\n3 seeds, ± 1 SE")
+    axis.set_xticks([0, 20, 40, LAST] if axis.get_xlim()[1] < 2 * LAST else [0, LAST, 2 * LAST, LONG_LAST])
 
 
 def _over_kl(numbers: Numbers, axis: Any) -> None:
@@ -102,7 +108,7 @@ def _over_kl(numbers: Numbers, axis: Any) -> None:
     axis.set_xscale("symlog", linthresh=1)
     axis.xaxis.set_major_formatter("{x:g}")
     axis.set(xlabel="KL(π‖ref) per completion, nats\n(linear up to 1, then logarithmic)", xlim=(0, None))
-    axis.set_title("each run; circles: lag 2; squares: lag 10;\nopen: as loss, or bounded", fontsize=9)
+    axis.set_title("each run after 60 updates; circles: lag 2;\nsquares: lag 10; open: as loss, or bounded", fontsize=9)
 
 
 def _weights(numbers: Numbers, axis: Any) -> None:
@@ -134,9 +140,11 @@ def _others(compared_with: dict[str, str]) -> str:
     return "\n" + ", ".join(f"{name} (lag {lag})" for lag, name in names.items())
 
 
-EXPERIMENT = Experiment("async.csv", "exp_async.py", also=(Experiment("comedy.csv", "exp_comedy.py"),))
-"""The second file has the runs with fresh completions."""
-LAST = 60
+FRESH = Experiment("comedy.csv", "exp_comedy.py")
+"""The runs with fresh completions."""
+LONG = Experiment("async_long.csv", "exp_async.py", ("long",))
+EXPERIMENT = Experiment("async.csv", "exp_async.py", also=(FRESH, LONG))
+LAST, LONG_LAST = 60, 180
 LAGS = ("10", "2")
 COEFFICIENTS = ("0.1", "0.0")
 """That of every KL, and that of the runs without one."""
@@ -155,14 +163,17 @@ CORRECTED = {
 `REWARD`."""
 ARMS = (*UNCORRECTED, CONTROL, *CORRECTED)
 CLAIMED = {
-    "without a KL, training ends below its start": ("start", "none 10"),
     "k3 in the reward ends below its start": ("start", "k3-reward 10"),
     "k1 as loss ends below its start": ("start", "k1-loss 10"),
+}
+"""At a lag of 10: the setting that should answer more right, and the other."""
+LONG_CLAIMED = {
+    "without a KL, training ends below its start": ("start", "none 10"),
     "k1 in the reward ends above its start": ("k1-reward 10", "start"),
     "k3 as loss ends above its start": ("k3-loss 10", "start"),
     "k1 in the reward answers more right than k3 as loss": ("k1-reward 10", "k3-loss 10"),
 }
-"""At a lag of 10: the setting that should answer more right, and the other."""
+"""The same after `LONG_LAST` updates."""
 OUR_CLAIMS = {
     "k1 in the reward answers more right than no KL": ("k1-reward 10", "none 10"),
     "k3 as loss answers more right than no KL": ("k3-loss 10", "none 10"),
@@ -172,7 +183,7 @@ OUR_CLAIMS = {
 unstable, so these sentences are ours."""
 BETWEEN, BETWEEN_COEFFICIENTS = ("4", "6", "8"), ("0.05", "0.1", "0.2")
 """Lags and coefficients of k1 as a loss alone."""
-HORIZON = "after 60 updates, which may be too few"
+HORIZON = "after {} updates, which may be too few"
 STEADIER = {
     "the lag costs k1 in the reward fewer right answers than no KL": REWARD,
     "the lag costs k3 as loss fewer right answers than no KL": K3_LOSS,
@@ -193,11 +204,15 @@ def run(settings: Settings) -> Numbers:
     start = {column: runs.at_start([row for row in rows if row["lag"] in LAGS], column) for column in COLUMNS}
     end, by_name = runs.summaries(last, COLUMNS, setting_of), runs.by_setting(last, setting_of)
     trained = runs.grouped((row for row in rows if row["update"] != "0"), setting_of)
+    long = runs.rows_of(LONG, settings)
+    long_end = runs.summaries(runs.at_update(long, LONG_LAST), COLUMNS, setting_of)
     return {
-        "made": runs.provenance([*rows, *runs.rows_of(EXPERIMENT, settings)]),
+        "made": runs.provenance([*rows, *long, *runs.rows_of(EXPERIMENT, settings)]),
         "start": start,
         "end": end,
-        "claimed": _claimed(rows),
+        "long_end": {name: found for name, found in long_end.items() if name in end},
+        "claimed": _claimed(CLAIMED | OUR_CLAIMS, rows, LAST),
+        "long_claimed": _claimed(LONG_CLAIMED, long, LONG_LAST),
         "failures": runs.failures(rows, LAST, setting_of),
         "cost": {name: runs.mean_of(_lost(by_name, name), "gap") for name in end if not name.endswith(" 0")},
         "steadier": {
@@ -206,37 +221,35 @@ def run(settings: Settings) -> Numbers:
         },
         "compared_with": {lag: _compared_with(end, lag) for lag in LAGS},
         "weighted": {lag: _weighted(by_name, trained, lag, start["correct_in"]["mean"]) for lag in LAGS},
-        "paths": runs.paths(rows, "correct_in", setting_of),
+        "paths": runs.paths(rows, "correct_in", setting_of) | runs.paths(long, "correct_in", setting_of),
         "runs": runs.runs_of(last, setting_of),
-        "k1-loss": _each_k1_loss(settings),
+        "k1-loss": _each_k1_loss(runs.rows_of(EXPERIMENT, settings), long),
     }
 
 
 def _rows(settings: Settings) -> list[runs.Row]:
     """The runs with old completions, and those with fresh ones at the same coefficient."""
     rows = [row for row in runs.rows_of(EXPERIMENT, settings) if row["lag"] in LAGS]
-    for other in EXPERIMENT.also:
-        rows += [{**row, "lag": "0"} for row in runs.rows_of(other, settings)]
+    rows += [{**row, "lag": "0"} for row in runs.rows_of(FRESH, settings)]
     return [row for row in rows if row["arm"] in ARMS and row["kl_coef"] in COEFFICIENTS]
 
 
-def _claimed(rows: list[runs.Row]) -> dict[str, runs.Found | None]:
-    """The differences of `CLAIMED`, seed by seed; a start is that of the runs that are compared with it."""
-    ends, starts = (runs.grouped(runs.at_update(rows, update), setting_of) for update in (LAST, 0))
-    claims = {claim: ("correct_in", *sides) for claim, sides in (CLAIMED | OUR_CLAIMS).items()}
-    return runs.differences(claims, ends, starts)
+def _claimed(claims: dict[str, tuple[str, str]], rows: list[runs.Row], last: int) -> dict[str, runs.Found | None]:
+    """The differences of claims, seed by seed; a start is that of the runs that are compared with it."""
+    ends, starts = (runs.grouped(runs.at_update(rows, update), setting_of) for update in (last, 0))
+    return runs.differences({claim: ("correct_in", *sides) for claim, sides in claims.items()}, ends, starts)
 
 
-def _each_k1_loss(settings: Settings) -> list[dict[str, Any]]:
+def _each_k1_loss(*files: list[runs.Row]) -> list[dict[str, Any]]:
     """Every run of k1 as a loss on old completions: lag, coefficient, seed, and right answers and KL over updates."""
-    rows = [row for row in runs.rows_of(EXPERIMENT, settings) if row["arm"] == "k1-loss"]
-    by_name = runs.grouped(rows, lambda row: f"{row['lag']} {row['kl_coef']} {row['seed']}")
-    found = []
-    for name, own in by_name.items():
-        lag, coef, seed = name.split()
-        over = {column: [float(row[column]) for row in own] for column in ("correct_in", "kl_per_sequence")}
-        found.append({"lag": lag, "kl_coef": coef, "seed": seed, "updates": [int(r["update"]) for r in own], **over})
-    return sorted(found, key=lambda run: (float(run["kl_coef"]), int(run["lag"]), run["seed"]))
+    each = []
+    for rows in files:
+        own = (row for row in rows if row["arm"] == "k1-loss")
+        for name, path in runs.grouped(own, lambda row: f"{row['lag']} {row['kl_coef']} {row['seed']}").items():
+            labels = dict(zip(("lag", "kl_coef", "seed"), name.split(), strict=True))
+            over = {column: [float(row[column]) for row in path] for column in ("correct_in", "kl_per_sequence")}
+            each.append({**labels, "updates": [int(row["update"]) for row in path], **over})
+    return sorted(each, key=lambda run: (float(run["kl_coef"]), int(run["lag"]), run["updates"][-1], run["seed"]))
 
 
 def _lost(by_name: dict[str, list[runs.Row]], name: str) -> list[runs.Row]:
@@ -276,7 +289,7 @@ def _of_lags_between(by_name: list[dict[str, Any]]) -> Iterator[Check]:
 
     A sentence about all runs is decided by as many runs as other sentences need seeds.
     """
-    ended = [run for run in by_name if run["updates"][-1] == LAST]
+    ended = _longest(by_name)
     fallen = lambda run: run["correct_in"][-1] < run["correct_in"][0]
     for coef in BETWEEN_COEFFICIENTS:
         own = [run for run in ended if run["kl_coef"] == coef and run["lag"] in BETWEEN]
@@ -288,31 +301,44 @@ def _of_lags_between(by_name: list[dict[str, Any]]) -> Iterator[Check]:
         enough = len(own) >= runs.ENOUGH_SEEDS
         holds = enough and count == len(own)
         seeds = len({run["seed"] for run in own})
-        measured = f"in {count} of {len(own)} runs, {seeds} seeds{'' if holds else f'; {HORIZON}'}"
-        yield Check(claim, measured, holds, decided=holds)
+        horizon = "" if holds else f"; {HORIZON.format(own[0]['updates'][-1])}"
+        yield Check(claim, f"in {count} of {len(own)} runs, {seeds} seeds{horizon}", holds, decided=holds)
     claim = "the product of lag and β decides whether k1 as loss ends below its start"
     if not any(run["lag"] in BETWEEN for run in ended):
         yield runs.undecided_without_runs(claim)
         return
-    product = lambda run: round(int(run["lag"]) * float(run["kl_coef"]), 9)
-    most = max((product(run) for run in ended if not fallen(run)), default=0.0)
-    least = min((product(run) for run in ended if fallen(run)), default=math.inf)
-    measured = f"largest product without a fall {most:g}, smallest with one {least:g}; {HORIZON}"
+    product_of = lambda run: round(int(run["lag"]) * float(run["kl_coef"]), 9)
+    most = max((product_of(run) for run in ended if not fallen(run)), default=0.0)
+    least = min((product_of(run) for run in ended if fallen(run)), default=math.inf)
+    measured = f"largest product without a fall {most:g}, smallest with one {least:g}; {HORIZON.format('60 or 180')}"
     yield Check(claim, measured, holds=most < least, decided=most < least)
+
+
+def _longest(by_name: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The runs that have ended, those of 180 updates in the place of those of 60 with the same lag and coefficient."""
+    last = lambda run: run["updates"][-1]
+    ended = [run for run in by_name if last(run) in (LAST, LONG_LAST)]
+    same = lambda run: (run["lag"], run["kl_coef"])
+    long = {same(run) for run in ended if last(run) == LONG_LAST}
+    return [run for run in ended if last(run) == (LONG_LAST if same(run) in long else LAST)]
 
 
 def _of_the_paper(numbers: Numbers) -> list[Check]:
     judged = []
     for claim, gap in numbers["claimed"].items():
         sentence = f"{claim}, lag 10"
-        if claim in OUR_CLAIMS:
-            judged += ours(runs.exceeds_if_run(sentence, gap))
-        else:
-            collapse = CLAIMED[claim][0] == "start"
-            judged.append(
-                runs.collapse_if_run(sentence, gap, HORIZON) if collapse else runs.exceeds_if_run(sentence, gap)
-            )
-    return judged
+        judged += ours(_judged(sentence, gap, LAST)) if claim in OUR_CLAIMS else [_judged(sentence, gap, LAST)]
+    long = [
+        _judged(f"{claim}, lag 10, {LONG_LAST} updates", gap, LONG_LAST)
+        for claim, gap in numbers["long_claimed"].items()
+    ]
+    return [*long, *judged]
+
+
+def _judged(sentence: str, gap: runs.Found | None, last: int) -> Check:
+    if "below its start" in sentence:
+        return runs.collapse_if_run(sentence, gap, HORIZON.format(last))
+    return runs.exceeds_if_run(sentence, gap)
 
 
 def _of_the_cost(steadier: dict[str, runs.Found | None]) -> list[Check]:
