@@ -405,43 +405,28 @@ PARTS: dict[Path, dict[str, Callable[[], str]]] = {
     },
     DOCS / "symptoms.md": {"symptoms": symptoms.symptoms, "threads": symptoms.threads},
     DOCS / "experiments.md": {"verdict counts": results.counts_by_experiment, "survivors": experiments.surviving},
-    EXPERIMENTS / "baselines.md": {
+    DOCS / "papers.md": {"verdict counts": results.counts_by_paper},
+    EXPERIMENTS / "reward-and-kl.md": {
         "baselines": experiments.baselines,
         "baselines claims": lambda: experiments.checks_of("baselines"),
+        "frontier": experiments.frontier,
+        "frontier claims": lambda: experiments.checks_of("tang-munos/fig7"),
+        "long runs": experiments.long_runs,
+        "long pairs": experiments.long_pairs,
+        "long claims": lambda: experiments.checks_of("tang-munos/long-runs"),
     },
-    DOCS / "papers.md": {"verdict counts": results.counts_by_paper},
-    EXPERIMENTS / "distillation-far.md": {
-        "fig8": experiments.fig8,
-        "fig8 runs": experiments.fig8_runs,
-        "fig8 claims": lambda: experiments.checks_of("tang-munos/fig8"),
+    EXPERIMENTS / "places.md": {
+        "on-policy": experiments.on_policy,
+        "on-policy claims": lambda: experiments.checks_of("comedy/on-policy"),
+        "on-policy curve": experiments.on_policy_curve,
+        "rethinking": experiments.rethinking,
+        "rethinking claims": lambda: experiments.checks_of("rethinking/language-model"),
     },
     EXPERIMENTS / "division.md": {
         "kl in reward": experiments.kl_in_reward,
         "comparisons": experiments.comparisons,
         "curve": experiments.division_curve,
         "division claims": lambda: experiments.checks_of("frpo/kl-in-reward"),
-    },
-    EXPERIMENTS / "places.md": {
-        "on-policy": experiments.on_policy,
-        "on-policy claims": lambda: experiments.checks_of("comedy/on-policy"),
-        "on-policy curve": experiments.on_policy_curve,
-    },
-    EXPERIMENTS / "reward-at-equal-kl.md": {
-        "frontier": experiments.frontier,
-        "frontier claims": lambda: experiments.checks_of("tang-munos/fig7"),
-    },
-    EXPERIMENTS / "stale-distillation.md": {
-        "stale distillation": experiments.stale_distillation,
-        "stale costs": experiments.stale_costs,
-        "stale claims": lambda: experiments.checks_of("asyncopd/stale-distillation"),
-    },
-    EXPERIMENTS / "discount.md": {
-        "discount rates": experiments.discount_rates,
-        "discount": experiments.discount,
-        "discount at one rate": experiments.discount_one_rate,
-        "discount comparisons": experiments.discount_comparisons,
-        "gradients": experiments.gradients,
-        "discount claims": lambda: experiments.checks_of("klgrad/discount"),
     },
     EXPERIMENTS / "stale-completions.md": {
         "asynchronous": experiments.asynchronous,
@@ -450,16 +435,21 @@ PARTS: dict[Path, dict[str, Callable[[], str]]] = {
         "asynchronous claims": lambda: experiments.checks_of("comedy/asynchronous"),
         "weighted": experiments.weighted,
     },
-    EXPERIMENTS / "grpo-losses.md": {
-        "rethinking": experiments.rethinking,
-        "rethinking claims": lambda: experiments.checks_of("rethinking/language-model"),
+    EXPERIMENTS / "distillation.md": {
+        "fig8": experiments.fig8,
+        "fig8 runs": experiments.fig8_runs,
+        "fig8 claims": lambda: experiments.checks_of("tang-munos/fig8"),
+        "discount rates": experiments.discount_rates,
+        "discount": experiments.discount,
+        "discount at one rate": experiments.discount_one_rate,
+        "discount comparisons": experiments.discount_comparisons,
+        "gradients": experiments.gradients,
+        "discount claims": lambda: experiments.checks_of("klgrad/discount"),
     },
-    EXPERIMENTS / "long-runs.md": {
-        "long runs": experiments.long_runs,
-        "long pairs": experiments.long_pairs,
-        "long claims": lambda: experiments.checks_of("tang-munos/long-runs"),
-    },
-    EXPERIMENTS / "reuse.md": {
+    EXPERIMENTS / "stale-distillation.md": {
+        "stale distillation": experiments.stale_distillation,
+        "stale costs": experiments.stale_costs,
+        "stale claims": lambda: experiments.checks_of("asyncopd/stale-distillation"),
         "reuse": experiments.reuse,
         "reuse sweep": experiments.reuse_sweep,
         "reuse claims": lambda: experiments.checks_of("klgrad/reuse"),

@@ -19,20 +19,20 @@ MARKS = dict(zip(VERDICTS, "✓✗?", strict=True))
 LONGEST_VERDICT = 300
 """Characters of a verdict in the table."""
 PAGES = {
-    "tang-munos/fig7": "experiments/reward-at-equal-kl.md",
-    "tang-munos/fig8": "experiments/distillation-far.md",
-    "tang-munos/long-runs": "experiments/long-runs.md",
-    "rethinking/language-model": "experiments/grpo-losses.md",
+    "tang-munos/fig7": "experiments/reward-and-kl.md#reward-at-equal-kl",
+    "tang-munos/fig8": "experiments/distillation.md#far-from-the-teacher",
+    "tang-munos/long-runs": "experiments/reward-and-kl.md#long-runs",
+    "rethinking/language-model": "experiments/places.md#grpos-losses",
     "comedy/on-policy": "experiments/places.md",
     "comedy/asynchronous": "experiments/stale-completions.md",
     "frpo/kl-in-reward": "experiments/division.md",
     "asyncopd/stale-distillation": "experiments/stale-distillation.md",
-    "klgrad/discount": "experiments/discount.md",
-    "klgrad/reuse": "experiments/reuse.md",
-    "baselines": "experiments/baselines.md",
-    "klgrad/k1-on-stale-samples": "experiments/k1-on-stale-samples.md",
-    "klgrad/division": "experiments/groups-without-spread.md",
-    "klgrad/degenerate-distillation": "experiments/degenerate-distillation.md",
+    "klgrad/discount": "experiments/distillation.md#a-discounted-future",
+    "klgrad/reuse": "experiments/stale-distillation.md#repeated-batches",
+    "baselines": "experiments/reward-and-kl.md#the-untrained-model",
+    "klgrad/k1-on-stale-samples": "experiments/stale-completions.md#a-law-for-k1-as-a-loss",
+    "klgrad/division": "experiments/division.md#what-the-division-breaks",
+    "klgrad/degenerate-distillation": "experiments/distillation.md#when-distillation-is-degenerate",
 }
 """Where the sentences of a study are, if it has a page that is written by hand."""
 

@@ -22,6 +22,20 @@ CELL = re.compile(r"<td[ >].*?</td>", re.DOTALL)
 CODE = re.compile(r"(?<=<code>)[^<]*")
 PARTED = re.compile(r"(?<=±) |(?<=\d) (?=ms|s\b|GiB|MiB)")
 
+MOVED = {
+    "experiments/baselines": "reward-and-kl.html#the-untrained-model",
+    "experiments/degenerate-distillation": "distillation.html#when-distillation-is-degenerate",
+    "experiments/discount": "distillation.html#a-discounted-future",
+    "experiments/distillation-far": "distillation.html#far-from-the-teacher",
+    "experiments/groups-without-spread": "division.html#what-the-division-breaks",
+    "experiments/grpo-losses": "places.html#grpos-losses",
+    "experiments/k1-on-stale-samples": "stale-completions.html#a-law-for-k1-as-a-loss",
+    "experiments/long-runs": "reward-and-kl.html#long-runs",
+    "experiments/reuse": "stale-distillation.html#repeated-batches",
+    "experiments/reward-at-equal-kl": "reward-and-kl.html#reward-at-equal-kl",
+}
+"""Pages that became a part of another one: from the old address, without its ending, to the new one beside it."""
+
 FOREIGN = re.compile(r'<(?:script|img|iframe)[^>]* src="(?:https?:)?//|<link[^>]* href="(?:https?:)?//[^>]*stylesheet')
 
 
@@ -67,3 +81,15 @@ def on_post_page(output: str, page: Any, **_: Any) -> str:
     if found := FOREIGN.search(output):
         raise ValueError(f"{page.file.src_uri} loads a file from another host: {found[0]}")
     return output
+
+
+def on_post_build(config: MkDocsConfig, **_: Any) -> None:
+    """Leave at the address of a page that moved a page that leads to its new place."""
+    for old, new in MOVED.items():
+        page, _, anchor = new.partition("#")
+        target = Path(config.site_dir, old).parent / page
+        if f'id="{anchor}"' not in target.read_text(encoding="utf-8"):
+            raise ValueError(f"{old} has moved to {new}, which does not exist")
+        refresh = f'<meta http-equiv="refresh" content="0; url={new}">'
+        text = f'<!doctype html><title>Moved</title>{refresh}<a href="{new}">Moved</a>\n'
+        Path(config.site_dir, f"{old}.html").write_text(text, encoding="utf-8")
