@@ -275,13 +275,23 @@ def step() -> str:
     return "\n".join([*lines, ""])
 
 
-def divergences_on_cpu() -> str:
-    """Processor's time and memory of a forward and backward pass, by divergence and hidden size."""
+def divergences(file: str, unit: str, ms: float, digits: int) -> str:
+    """Time and memory of a forward and backward pass, by divergence and hidden size.
+
+    Args:
+        file: the benchmark's rows.
+        unit: of the times in the table.
+        ms: milliseconds in this unit.
+        digits: decimals of the times.
+    """
     return _crossed(
         {
-            (row["candidate"], f"{row['benchmark']}, {row['hidden']}"): f"{float(row['median_ms']) / 1000:.2f} s"
+            (
+                row["candidate"],
+                f"{row['benchmark']}, {row['hidden']}",
+            ): f"{float(row['median_ms']) / ms:.{digits}f} {unit}"
             + (f", {row['extra_gib']} GiB" if row["floor"] else "")
-            for row in _rows("kernels_divergences_cpu")
+            for row in _rows(file)
         },
         "divergence, hidden size",
     )
@@ -398,7 +408,13 @@ PARTS: dict[Path, dict[str, Callable[[], str]]] = {
         "large batches": large_batches.numbers,
     },
     DOCS / "distil.md": {"top k": top_k, "stale top k": stale_top_k},
-    DOCS / "kernels.md": {"kernels": kernels, "profile": profile, "step": step, "on a CPU": divergences_on_cpu},
+    DOCS / "kernels.md": {
+        "kernels": kernels,
+        "profile": profile,
+        "step": step,
+        "other divergences": lambda: divergences("kernels_divergences", "ms", 1.0, 1),
+        "on a CPU": lambda: divergences("kernels_divergences_cpu", "s", 1000.0, 2),
+    },
     DOCS / "policy-losses.md": {
         "policy losses": policy_losses,
         "framework policy losses": framework_policy_losses,
