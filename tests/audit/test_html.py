@@ -182,7 +182,7 @@ def test_text_is_escaped(audited):
 def test_the_parts_are_told_where_they_belong(page):
     card = page.split('id="loss-2-k3-loss"')[1].split("</article>")[0]
     assert "<dt>divergence</dt><dd>forward KL, KL(ref‖π), of each token</dd>" in card
-    assert "<dt>stale samples</dt><dd>the mean of k3 under the sampler</dd>" in card
+    assert "<dt>stale samples</dt><dd>not corrected: the mean of k3 under the sampler</dd>" in card
     assert 'href="#mark-forward"' in card
 
 

@@ -96,7 +96,7 @@ def is_usual(r: "AuditResult") -> str:
     if standing(r) == "nothing" and a.proved_fresh:
         return "no: it has no effect on fresh samples"
     if r.verdict not in ("reverse-kl-sequence", "reverse-kl-token"):
-        return "not known" if not a.proved_fresh and not a.top_k else "no"
+        return "not known" if not a.proved_fresh and not a.top_k else _why_not(r)
     if a.baseline.spread != "none":
         return "its direction, at a strength that is not fixed"
     samples = "fresh and stale samples" if stale == r.verdict else "fresh samples"
@@ -104,6 +104,23 @@ def is_usual(r: "AuditResult") -> str:
     if r.verdict == "reverse-kl-sequence":
         return f"yes, on {samples}{size}"
     return f"in part: of each token, without its effect on later ones, on {samples}{size}"
+
+
+def _why_not(r: "AuditResult") -> str:
+    """`no`, and the part that differs."""
+    a = r.anatomy
+    own = set(a.shares)
+    reasons = {
+        "ref is one token off": a.late,
+        "it pushes away from ref": own and all(weight < 0 for weight in a.shares.values()),
+        "it is of a token's log-ratio times its probability": a.power,
+        "it compares with the sampler": a.anchor == "sampler",
+        "it is another divergence": own != {"reverse-kl"},
+        "later tokens are discounted": a.horizon.kind == "discount",
+        "it has no pull, or a constant one, at large log-ratios": a.has_edges,
+        "there is an entropy term beside it": any(a.entropy),
+    }
+    return "; ".join(["no", *(reason for reason, holds in reasons.items() if holds)][:2]).replace("no; ", "no: ")
 
 
 def rows(r: "AuditResult") -> list[tuple[str, str]]:
@@ -185,7 +202,9 @@ NOT_DETERMINISTIC = Remedy("audit it in evaluation mode, without dropout or rand
 NOT_FINITE = Remedy("add a small constant to what it divides by")
 WRONG_SIGN = Remedy("return the quantity to minimise")
 MASKED = Remedy("multiply each token's value by the mask before it is summed, as in (kl * mask).sum()")
-GAPS = Remedy("find and count tokens by the mask, not by their place in the row, if masks have gaps")
+GAPS = Remedy(
+    "find and count tokens by the mask, as in mask.cumsum(-1), not by their place in the completion, if masks have gaps"
+)
 LENGTHS = Remedy("divide by a constant or by all tokens of the batch, not by the length of each completion")
 SHIFT = Remedy("compare the log-prob of token t with ref's log-prob of token t")
 END = Remedy("include the last token of each completion, at which it ends")
@@ -201,13 +220,15 @@ BOUND_APART = Remedy(
     "the reverse KL, with the bound that you choose",
 )
 POWER = Remedy("leave out the factor π: a token is sampled with that probability already", (TOKEN,))
-ENTROPY = Remedy("stop the gradient of the log-prob that is not part of a difference, if no entropy term is meant")
+ENTROPY = Remedy(
+    "detach, or leave out, each log-prob of π that stands outside logp - ref_logp, if no entropy term is meant"
+)
 ENTRIES = Remedy("add the tail of the vocabulary, or use all of it")
 CENTRE = Remedy("subtract a mean over completions, after the tokens of each are summed")
 FOR_TOKENS = Remedy("for the reverse KL", (TOKEN,), "of each token; KLTerm() is that of whole completions")
 FOR_SEQUENCES = Remedy("for the reverse KL", (SEQUENCE,))
 NOISY = "its variance grows with the length; bound=Truncate(c) trades it for bias"
-KEEP_TARGET = "for the same target off-policy"
+KEEP_TARGET = "for the same target if samples are stale"
 
 
 def advise(result: "AuditResult", subject: Subject) -> Advice:
@@ -255,6 +276,8 @@ def _remedies(result: "AuditResult", subject: Subject) -> tuple[Remedy, ...]:
 
 def _for_stale_samples(result: "AuditResult", others: tuple[Remedy, ...]) -> tuple[Remedy, ...]:
     weighted = any(term.weighting is not None for remedy in others for term in remedy.terms)
+    samples = result.anatomy.samples
+    weighted |= samples.ratio in ("prefix", "sequence") and samples.bound is not None  # its bias was chosen
     if not _lost_when_stale(result) or result.verdict not in STALE or weighted:
         return ()
     return (Remedy(KEEP_TARGET, (STALE[result.verdict],), NOISY),)
@@ -290,7 +313,8 @@ def _finding(result: "AuditResult") -> str:
         text = summary(a)
         if text.startswith(("climbs", "nothing")):
             return text if text.startswith("climbs") else f"regularises {text}"
-        return f"descends {text}" if text.startswith("a ") else f"descends the {text}"
+        beside = ", with an entropy term beside it" if any(a.entropy) else ""
+        return f"descends {'' if text.startswith('a ') else 'the '}{text}{beside}"
     bound = a.samples.bound
     inside = ", where the ratio is within its bound" if bound is not None and bound.beyond is not None else ""
     return TARGETS[result.verdict].does + (" in large batches" if result.holds == "large-batches" else "") + inside

@@ -42,8 +42,11 @@ def report(a: Anatomy) -> list[tuple[str, str]]:
     if a.late:
         return [*rows, ("ratio", ratio(a)), ("unit", unit(a.unit)), ("baseline", baseline(a)), ("proved", proof(a))]
     rows += [("looks ahead", horizon(a)), ("ratio", ratio(a))]
-    rows += [] if a.is_nothing and not a.constant else [("stale samples", _stale(a))]
-    rows += [("unit", unit(a.unit)), ("baseline", baseline(a)), ("scale", scale(a)), ("coefficient", formula(a))]
+    rows += [] if a.is_nothing and not a.constant else [("stale samples", _stale(a, brief=False))]
+    divides = unit(a.unit)
+    if a.baseline.name.startswith("batch") or a.baseline.name in ("return-mean", "token-mean"):
+        divides += "; micro-batches of other sizes change its baseline"
+    rows += [("unit", divides), ("baseline", baseline(a)), ("scale", scale(a)), ("coefficient", _coefficient(a))]
     return [*rows, ("proved", proof(a))]
 
 
@@ -114,8 +117,8 @@ def _divisor(a: Anatomy) -> str:
     return divisor.format(b.spread)
 
 
-def _stale(a: Anatomy) -> str:
-    """On samples of another policy μ."""
+def _stale(a: Anatomy, *, brief: bool = True) -> str:
+    """On samples of another policy μ; if not brief, first whether that is corrected, and functions are written out."""
     s, bounded = a.samples, _bound(a.samples.bound)
     carried = s.weight in ("token", "prefix", "sequence")
     if not a.proved_fresh:
@@ -133,7 +136,7 @@ def _stale(a: Anatomy) -> str:
     if a.anchor == "sampler":
         return "a divergence to the sampler"
     if s.weight == "none":
-        text = _uncorrected(a)
+        text = _uncorrected(a, brief)
     elif s.ratio == "before":
         text = "no objective: the token itself is the sampler's"
     elif s.ratio == "mean":
@@ -156,6 +159,10 @@ def _stale(a: Anatomy) -> str:
         drifts.append("its baseline adds a drift")
     if a.has_past and (s.per_decision or not carried) and not text.startswith(("the mean", "climbs the mean")):
         drifts.append("the credit of earlier tokens adds a drift")
+    if not brief and text.startswith(("the mean", "climbs the mean")):
+        text = f"not corrected: {text}"
+    elif not brief and text.startswith("the same") and not s.frozen and s.weight != "none":
+        text = f"corrected{' for the token' if s.ratio == 'token' else ''}: {text}"
     return "; ".join([text, *drifts])
 
 
@@ -179,7 +186,7 @@ def _corrected(a: Anatomy) -> str:
     return f"{text}; {' and '.join(rest)} are those of the sampler" if rest else text
 
 
-def _uncorrected(a: Anatomy) -> str:
+def _uncorrected(a: Anatomy, brief: bool) -> str:
     """Without a ratio: a coefficient c(l) descends the mean of h(l) under the sampler, the integral of c."""
     own, is_exact = a.own_shares, any(a.exact) or a.full is not None
     is_bounded = a.has_edges or len(own) != 1
@@ -189,23 +196,31 @@ def _uncorrected(a: Anatomy) -> str:
         return "no objective: it is divided by a spread that the other samples decide"
     if a.level != "token":
         whole = "L = log π/ref of the completion" if a.level == "completion" else "L = the completion's mean log π/ref"
-        return f"{descends} of {_mean_of(name, is_bounded, 'L')} under the sampler, {whole}"
+        return f"{descends} of {_mean_of(a, name, is_bounded, 'L', brief)} under the sampler, {whole}"
     if any(c.later or c.earlier for c in a.credits):
         if a.is_sum_of_all:
             return f"{descends} of L²/2 under the sampler, L = log π/ref of the completion"
         if a.horizon.kind != "none":
             return "no objective: later tokens are those of the sampler"
         return "no objective: without a ratio"
-    texts = [] if a.own.is_zero else [f"{descends} of {_mean_of(name, is_bounded, 'l')} under the sampler"]
+    texts = [] if a.own.is_zero else [f"{descends} of {_mean_of(a, name, is_bounded, 'l', brief)} under the sampler"]
     texts += ["the same on the sampler's prefixes"] if is_exact and not texts else []
     return texts[0] + (", and its exact part on the sampler's prefixes" if is_exact and not a.own.is_zero else "")
 
 
-def _mean_of(name: str, is_bounded: bool, argument: str) -> str:
+def _mean_of(a: Anatomy, name: str, is_bounded: bool, argument: str, brief: bool) -> str:
     """The function whose derivative is the coefficient, by the log-ratio of a token (l) or a completion (L)."""
     k3 = "k3" if argument == "l" else f"k3({argument})"
-    known = {} if is_bounded else {"reverse-kl": f"{argument}²/2", "forward-kl": k3, "total-variation": f"|{argument}|"}
-    return known.get(name, f"h({argument}), the integral of c({argument}),")
+    known = {"reverse-kl": f"{argument}²/2", "forward-kl": k3, "total-variation": f"|{argument}|"}
+    known |= {} if brief else {"chi-square": f"exp({argument}) - 1 - {argument}"}
+    flat = (a.curve.low is not None and not a.curve.below) or (a.curve.high is not None and not a.curve.above)
+    if name in known and not is_bounded:
+        return known[name]
+    if name in known and not brief and flat and not a.constant:
+        ends = [(a.curve.low, a.curve.below, "below"), (a.curve.high, a.curve.above, "above")]
+        places = " and ".join(f"{word} {edge:.4g}" for edge, pull, word in ends if edge is not None and not pull)
+        return f"{known[name]}, which is flat for {argument} {places},"
+    return f"h({argument}), the integral of c({argument}),"
 
 
 def cells(a: Anatomy) -> tuple[str, str, str, str, str]:
@@ -404,6 +419,8 @@ def ratio(a: Anatomy) -> str:
     if a.is_nothing and not a.constant:
         return "none, and none is needed"
     if s.weight == "none":
+        if s.bound is None and (any(a.exact) or a.full is not None) and a.own.is_zero and not a.credits:
+            return "none, and none is needed for the token: the sum over the vocabulary does not read which was sampled"
         if s.bound is None:
             return "none: samples are taken as drawn from π"
         left_out = "tokens" if s.ratio == "token" else "completions"
@@ -475,8 +492,8 @@ def baseline(a: Anatomy) -> str:
     text = {
         "none": "none",
         "leave-one-out": "the mean of the other completions of the group",
-        "group-mean": "the mean of the group, itself included: 1 - 1/n of the scale is left",
-        "batch-mean": "the mean of the batch, itself included: 1 - 1/n of the scale is left",
+        "group-mean": "the mean of the group, itself included",
+        "batch-mean": "the mean of the batch, itself included",
         "batch-leave-one-out": "the mean of the other completions of the batch",
         "return-mean": "the mean over all tokens of the batch",
         "token-mean": "the mean over the batch's tokens before they are summed: it pays for length",
@@ -499,10 +516,36 @@ def scale(a: Anatomy) -> str:
         return "none: a token's pull is proportional to a power of its own probability"
     if not a.scale:
         return f"0: there is no pull near {at}"
-    return f"{a.scale:.4g} x the pull of KL(π‖{'ref' if a.anchor == 'ref' else 'μ'}) near {at}"
+    among = {"group-mean": "group", "batch-mean": "batch"}.get(a.baseline.name)
+    pull = f"{a.scale:.4g} x the pull of KL(π‖{'ref' if a.anchor == 'ref' else 'μ'}) near {at}"
+    return f"{pull}, times 1 - 1/n, with n completions in a {among}" if among else pull
 
 
 SYMBOLS = {"token": "r_t", "prefix": "w_t", "before": "w_(t-1)", "sequence": "w_T", "mean": "w_T^(1/T)"}
+
+
+ESTIMATORS = {
+    "1": "k1 as a loss",
+    "l_t": "k2 as a loss",
+    "1 - exp(-l_t)": "k3 as a loss",
+    "exp(l_t) - 1": "k3 as a loss with π and ref swapped",
+}
+"""Well-known losses by their coefficient."""
+
+
+def _coefficient(a: Anatomy) -> str:
+    """The formula with what is beside the KL in it, and whose it is."""
+    text = formula(a)
+    bonus, of_entries = a.entropy
+    if bonus:
+        logp = "Σ_s log π_s" if a.entropy_of_whole else "log π_t"
+        return f"{text} {'-' if bonus < 0 else '+'} {abs(bonus):.4g} {logp}"
+    if of_entries:
+        return f"{text} {'+' if of_entries < 0 else '-'} {_times(abs(of_entries), '∇entropy_t')}"
+    plain, edges = text.split(", with c(l) = ")[-1].split(", but ")[0], a.has_edges and not a.constant
+    name = ESTIMATORS.get(plain.replace("l)", "l_t)") if edges else plain)
+    known = f"{name}, where it is not cut off" if edges and not a.curve.below and not a.curve.above else name
+    return f"{text}: that of {known}" if name and (edges or not a.has_edges) else text
 
 
 def formula(a: Anatomy) -> str:
@@ -655,7 +698,8 @@ def proof(a: Anatomy) -> str:
         summed = f", and summed over every outcome of {a.problems} small problems" if a.problems else ""
         tokens = ", at the tokens that are not masked" if a.leaks else ""
         return (
-            f"its gradient is that of these parts at random inputs{summed}, fresh and stale{tokens}, to {largest:.0e}"
+            f"these parts give its gradient: at random inputs{summed}, fresh and stale{tokens}; "
+            f"largest difference {largest:.0e}"
         )
     name, worst = next((name, gap) for name, gap in a.unexplained.items() if not gap <= a.allowed)
     if a.proved_fresh:

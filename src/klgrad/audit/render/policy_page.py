@@ -184,7 +184,7 @@ def drift(a: PolicyAnatomy, *, brief: bool = False) -> str:
         return "none" if brief else f"none: {why}"
     up, down = (_direction(d, brief) for d in a.drift)
     text = up if up == down else f"A > 0: {up}; A < 0: {down}"
-    return text if brief else f"equal advantages should cancel, but leave an update: {text}"
+    return text if brief else f"with one advantage for all, updates should cancel in the mean; what is left: {text}"
 
 
 def _direction(d: Drift, brief: bool) -> str:
@@ -194,11 +194,17 @@ def _direction(d: Drift, brief: bool) -> str:
             return "to μ" if to else "away from μ"
         return f"{'descends KL(μ‖π), to' if to else 'climbs KL(μ‖π), away from'} what was sampled"
     if d.size == 0:
-        return "0%" if brief else "none on the problems of the proof"
+        return "0%" if brief else "nothing"
     size = "" if math.isinf(d.size) else f"{d.size:.0%} " if d.size >= 0.005 else f"{d.size:.1g} "
     aside = abs(d.towards_sampler) < 0.2
     to = "elsewhere" if aside else "to μ" if d.towards_sampler > 0 else "away from μ"
-    return f"{size}{to}" if brief else f"{to}, {size}of its length without a ratio on the problems of the proof"
+    if brief:
+        return f"{size}{to}"
+    return (
+        f"{to}, {size}of what a loss without a ratio leaves"
+        if size
+        else f"{to}, where a loss without a ratio leaves nothing"
+    )
 
 
 def kl(r: PolicyResult) -> str:
@@ -269,7 +275,15 @@ def in_full(r: PolicyResult) -> RenderableType:
         facts.add_row(label, Text(sentence, style="" if label != "proved" or r.policy.proved else "bold yellow"))
     facts.add_row("called", Text(r.call, style="dim"))
     head = [Text(x, style="italic") for x in (r.summary, r.source and f"Source: {r.source}") if x]
-    return Panel(Group(*head, *[""] * bool(head), facts), title=Text(r.name, style="bold"), title_align="left")
+    body = Group(*head, *[""] * bool(head), facts, "", Text(LEGEND, style="dim"))
+    return Panel(body, title=Text(r.name, style="bold"), title_align="left")
+
+
+LEGEND = (
+    "The update of a token is its advantage A times its weight, a function of the ratio r = π/μ to the sampler μ, an "
+    "older policy. E_μ is the mean over its samples; l = log π/ref of a token, k3 = exp(-l) - 1 + l."
+)
+"""What the symbols of the report of one loss mean."""
 
 
 def to_markdown(results: Sequence[PolicyResult]) -> str:

@@ -168,12 +168,8 @@ def in_full(r: AuditResult, subject: Subject, width: int) -> RenderableType:
     facts.add_row("in short", Text(r.advice.finding, style=style_of(r)))
     for label, sentence in rows(r):
         facts.add_row(label, sentence)
-    if r.variance is not None and r.variance_near is not None:
-        facts.add_row(
-            "variance", f"of one completion's gradient {r.variance:.4g}, on the problems near ref {r.variance_near:.4g}"
-        )
     if standing(r) in ("right", "large") and r.anatomy.baseline.spread == "none":
-        facts.add_row("to test it", f"klgrad audit ... --expect {r.verdict}")
+        facts.add_row("to test it", f"klgrad audit {'...' if r.kind == 'framework' else r.name} --expect {r.verdict}")
     if r.kind != "cell" and r.kind != "term":
         facts.add_row("called", Text(r.call, style="dim"))
     for remedy in r.advice.remedies:
@@ -182,12 +178,29 @@ def in_full(r: AuditResult, subject: Subject, width: int) -> RenderableType:
     fits = name.cell_len <= width - FRAME
     parts = [] if fits else [name, ""]  # a title that is too long would be cut off
     parts += [Text(subject.summary, style="italic"), ""] if subject.summary else []
-    body = Group(*parts, facts, "", Text(LEGEND, style="dim"))
+    body = Group(*parts, facts, "", Text(legend(r), style="dim"))
     return Panel(body, title=name if fits else None, title_align="left")
 
 
-LEGEND = (
-    "The gradient is the mean of Σ_t c_t ∇log π(token t), with the coefficient c_t. l = log π/ref of a token, k1 = l, "
-    "k2 = l²/2, k3 = exp(-l) - 1 + l. Fresh samples are drawn from π, stale ones from the sampler μ, an older policy."
-)
-"""What the symbols of a report mean."""
+SAMPLES = "Fresh samples are drawn from π, stale ones from the sampler μ, an older policy."
+SYMBOLS = {
+    "k1": "k1 = l",
+    "k2": "k2 = l²/2",
+    "k3": "k3 = exp(-l) - 1 + l",
+    "r_t": "r_t = π/μ of token t",
+    "w_t": "w_t = π/μ of the tokens up to t",
+    "w_T": "w_T = π/μ of the completion",
+    "bound(": "bound(x) = x within its bound",
+    "D_t": "D_t = the divergence at token t",
+    "KLTerm": "KLTerm is of this library (from klgrad import KLTerm)",
+}
+"""What a symbol of a report means, where it is used."""
+
+
+def legend(r: AuditResult) -> str:
+    """What the symbols in the report of one loss mean."""
+    told = dict(rows(r))
+    text = " ".join([*told.values(), *map(str, r.advice.remedies)])
+    used = ["l = log π/ref of a token", *(meaning for symbol, meaning in SYMBOLS.items() if symbol in text)]
+    gradient = "The gradient is the mean of Σ_t c_t ∇log π(token t), with the coefficient c_t. "
+    return f"{gradient if 'coefficient' in told else ''}{', '.join(used)}. {SAMPLES}"
