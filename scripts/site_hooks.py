@@ -18,7 +18,7 @@ import playground
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1>', re.DOTALL)
 """What pymdownx.arithmatex makes of `$...$` and of `$$...$$`."""
 
-CELL = re.compile(r"<td[ >].*?</td>", re.DOTALL)
+CELL = re.compile(r"<t([dh])[ >].*?</t\1>", re.DOTALL)
 CODE = re.compile(r"(?<=<code>)[^<]*")
 PARTED = re.compile(r"(?<=±) |(?<=\d) (?=ms|s\b|GiB|MiB)")
 
@@ -63,8 +63,8 @@ def on_page_content(html: str, **_: Any) -> str:
 
 
 def _breakable(cell: re.Match[str]) -> str:
-    """A number keeps its error or its unit beside it, and code breaks after = and _."""
-    text = PARTED.sub("\u00a0", cell[0])
+    """A number keeps its error or its unit beside it, a divergence breaks after its bars, and code after = and _."""
+    text = PARTED.sub("\u00a0", cell[0]).replace("‖", "‖<wbr>")
     return CODE.sub(lambda code: re.sub("([=_])", r"\1<wbr>", code[0]), text)
 
 
