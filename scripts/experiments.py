@@ -251,10 +251,11 @@ def on_policy_curve() -> str:
 
 def on_policy() -> str:
     """Every arm and coefficient of the experiment on the estimators' places, after its last update."""
-    end = _numbers("comedy/on-policy")["end"]
+    end, rows = _numbers("comedy/on-policy")["end"], []
     shown = ("kl_per_sequence", "correct_in", "correct_out", "entropy_per_token", "length")
-    names = sorted(end, key=lambda name: (name.split()[0], float(name.split()[1])))
-    rows = [_setting(*name.split(), end[name], shown) for name in names]
+    for name in sorted(end, key=lambda name: (name.split()[0], float(name.split()[1]))):
+        arm, coef = name.split()
+        rows.append(_setting(arm, coef, end[name], shown))
     return lean_table(("arm", "β", "seeds", *TRAINED_HEAD, "skipped updates"), rows)
 
 

@@ -387,7 +387,11 @@ PARTS: dict[Path, dict[str, Callable[[], str]]] = {
         "defaults": defaults,
         "example": example,
     },
-    DOCS / "frameworks.md": {"frameworks": frameworks},
+    DOCS / "frameworks.md": {
+        "frameworks": frameworks,
+        "policy losses": policy_losses,
+        "framework policy losses": framework_policy_losses,
+    },
     DOCS / "layout.md": {"files": layout.files},
     DOCS / "which-term.md": {"settings": which_term.settings},
     DOCS / "footguns.md": footguns.parts(),
@@ -399,10 +403,6 @@ PARTS: dict[Path, dict[str, Callable[[], str]]] = {
     },
     DOCS / "distil.md": {"top k": top_k, "stale top k": stale_top_k},
     DOCS / "kernels.md": {"kernels": kernels, "profile": profile, "step": step, "on a CPU": divergences_on_cpu},
-    DOCS / "policy-losses.md": {
-        "policy losses": policy_losses,
-        "framework policy losses": framework_policy_losses,
-    },
     DOCS / "symptoms.md": {"symptoms": symptoms.symptoms, "threads": symptoms.threads},
     DOCS / "experiments.md": {"verdict counts": results.counts_by_experiment, "survivors": experiments.surviving},
     DOCS / "papers.md": {"verdict counts": results.counts_by_paper},

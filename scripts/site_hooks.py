@@ -23,6 +23,10 @@ CODE = re.compile(r"(?<=<code>)[^<]*")
 PARTED = re.compile(r"(?<=±) |(?<=\d) (?=ms|s\b|GiB|MiB)")
 
 MOVED = {
+    "callback": "logs.html#klcallback",
+    "convert": "terms.html#convert-a-coefficient",
+    "policy-losses": "frameworks.html#whole-policy-losses",
+    "statistics": "logs.html#standard-errors",
     "experiments/baselines": "reward-and-kl.html#the-untrained-model",
     "experiments/degenerate-distillation": "distillation.html#when-distillation-is-degenerate",
     "experiments/discount": "distillation.html#a-discounted-future",
@@ -86,7 +90,7 @@ def on_post_page(output: str, page: Any, **_: Any) -> str:
 def on_post_build(config: MkDocsConfig, **_: Any) -> None:
     """Leave at the address of a page that moved a page that leads to its new place."""
     for old, new in MOVED.items():
-        page, _, anchor = new.partition("#")
+        page, anchor = new.split("#")
         target = Path(config.site_dir, old).parent / page
         if f'id="{anchor}"' not in target.read_text(encoding="utf-8"):
             raise ValueError(f"{old} has moved to {new}, which does not exist")

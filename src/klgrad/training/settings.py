@@ -137,7 +137,7 @@ STUDENT: Json = {"learning_rate": 3e-4, "max_steps": BATCHES}
 """A student with two thirds of the layers is far from its teacher, and needs a high learning rate."""
 
 REUSED: Json = {"num_iterations": 8, "learning_rate": 6e-4, "lr_scheduler_type": "cosine"}
-"""The same number of completions, with eight updates each: the nearest of what docs/experiments/stale-distillation.md compares.
+"""The same number of completions, with eight updates each: the nearest in docs/experiments/stale-distillation.md.
 
 Summed over the vocabulary, the KL of a token needs no importance weights on completions of an earlier policy.
 """
