@@ -37,14 +37,9 @@ def lean_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A table without the columns that say the same in every row, which are named below it."""
     columns = list(zip(head, *rows, strict=True))
     same = [column for column in columns if len(set(column[1:])) == 1]
-    shown = [column for column in columns if column not in same]
+    head, *rows = zip(*(column for column in columns if column not in same), strict=True)
     words = "; ".join(f"{name} {value}" for name, value, *_ in same)
-    return table(*_head_and_rows(shown)) + (f"\nIn every row: {words}.\n" if same else "")
-
-
-def _head_and_rows(columns: Iterable[Sequence[str]]) -> tuple[Sequence[str], list[Sequence[str]]]:
-    head, *rows = zip(*columns, strict=True)
-    return head, rows
+    return table(head, rows) + (f"\nIn every row: {words}.\n" if same else "")
 
 
 def fig8() -> str:
