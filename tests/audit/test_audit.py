@@ -324,7 +324,7 @@ BAD = {
     returns_per_step: (LossOutputError, r"received a tensor of shape \(10,\)"),
     returns_logp: (
         LossOutputError,
-        "received a tuple of 2 that begins with the log-probs.*; remedy: name the",
+        "return a loss; received the log-probs of the tokens and a mask; remedy: name the",
     ),
     wants_the_moon: (
         LossCallError,

@@ -143,10 +143,10 @@ def scalar(name: str, out: object, batch: Batch) -> Tensor:
     attribute `loss`. The tensor is a scalar, (B,), (B, T), or (B, T, V).
     """
     rows, columns = batch.logp.shape
-    if isinstance(out, (tuple, list)) and out and _is_logp(out[0], batch):
+    if _is_logp_and_mask(out, batch):
         raise LossOutputError(
             f"{name} to return a loss",
-            f"a {type(out).__name__} of {len(out)} that begins with the log-probs of the tokens",
+            "the log-probs of the tokens and a mask",
             "name the function that makes a loss of them",
         )
     out = _loss_in(out)
@@ -176,11 +176,14 @@ def scalar(name: str, out: object, batch: Batch) -> Tensor:
     )
 
 
-def _is_logp(out: object, batch: Batch) -> bool:
-    """Whether a helper returned the log-probs themselves, where nothing is masked."""
-    if not isinstance(out, Tensor) or out.shape != batch.logp.shape:
+def _is_logp_and_mask(out: object, batch: Batch) -> bool:
+    """Whether a helper returned what a loss is made of."""
+    if not isinstance(out, (tuple, list)) or len(out) < 2:
         return False
-    return torch.allclose(out[batch.mask].to(batch.logp), batch.logp[batch.mask])
+    if not all(isinstance(x, Tensor) and x.shape == batch.logp.shape for x in out[:2]):
+        return False
+    logp, live = out[0].to(batch.logp), batch.mask
+    return torch.equal(out[1].bool(), live) and torch.allclose(logp[live], batch.logp[live])
 
 
 def _loss_in(out: object) -> object:
