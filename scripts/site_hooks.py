@@ -19,7 +19,10 @@ FORMULA = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1>
 """What pymdownx.arithmatex makes of `$...$` and of `$$...$$`."""
 
 CELL = re.compile(r"<t([dh])[ >].*?</t\1>", re.DOTALL)
+NUMBER = re.compile(r"<td>(?=(?:<strong>)?(?:[+-]?\d[^<a-z]{0,16}[a-z%]{0,3})?(?:</strong>)?</td>)")
+"""The begin of a cell with nothing but a number, or with nothing."""
 CODE = re.compile(r"(?<=<code>)[^<]*")
+EXPONENT = re.compile(r"(?<=\de)-(?=\d)")
 PARTED = re.compile(r"(?<=±) |(?<=\d) (?=ms|s\b|GiB|MiB)")
 
 MOVED = {
@@ -68,7 +71,8 @@ def on_page_content(html: str, **_: Any) -> str:
 
 def _breakable(cell: re.Match[str]) -> str:
     """A number keeps its error or its unit beside it, a divergence breaks after its bars, and code after = and _."""
-    text = PARTED.sub("\u00a0", cell[0]).replace("‖", "‖<wbr>")
+    text = NUMBER.sub('<td class="number">', PARTED.sub("\u00a0", cell[0])).replace("‖", "‖<wbr>")
+    text = EXPONENT.sub("-\u2060", text)
     return CODE.sub(lambda code: re.sub("([=_])", r"\1<wbr>", code[0]), text)
 
 
