@@ -78,7 +78,7 @@ def _head(framework: Framework, date: str) -> str:
 
 
 def _policy_losses(name: str, whole: list[PolicyResult]) -> str:
-    said = f"From `klgrad audit {name} --whole`; [policy-losses.md](../policy-losses.md) explains the columns."
+    said = f"From `klgrad audit {name} --whole`; [the columns](../frameworks.md#whole-policy-losses)."
     return f"\n## Its whole policy losses\n\n{said}\n\n{policies.to_markdown(whole)}"
 
 

@@ -158,17 +158,16 @@ SHOWN_SETTINGS = (
 
 def frameworks() -> str:
     """A selection of rows of the recorded audits, with each framework's version and the date of its audit."""
-    shown, made = [], {True: [], False: []}
+    shown, made = [], {}
     for name, framework in FRAMEWORKS.items():
         known = recorded(name)
         assert known, f"{name} has no recorded audit: run `make frameworks`"
-        page = f"[{name} {known.version}](frameworks/{name}.md) on {known.date}"
-        made[framework.transcribed].append(page)
+        of = "formulae transcribed from their source" if framework.transcribed else "their own code"
+        made.setdefault((of, known.date), []).append(f"[{name} {known.version}](frameworks/{name}.md)")
         rows = {row[0]: row for row in known.rows}
         shown += [rows[setting] for setting in SHOWN_SETTINGS if setting in rows]
-    audited = f"Audited, their own code: {', '.join(made[False])}."
-    transcribed = f"Audited, formulae transcribed from their source: {', '.join(made[True])}."
-    return f"{audited}\n\n{transcribed}\n\n{markdown_table(shown)}"
+    audited = [f"Audited on {date}, {of}: {', '.join(pages)}.\n" for (of, date), pages in made.items()]
+    return "\n".join([*audited, markdown_table(shown)])
 
 
 BENCHMARKS = ROOT / "benchmarks" / "results"
@@ -397,7 +396,11 @@ PARTS: dict[Path, dict[str, Callable[[], str]]] = {
         "defaults": defaults,
         "example": example,
     },
-    DOCS / "frameworks.md": {"frameworks": frameworks},
+    DOCS / "frameworks.md": {
+        "frameworks": frameworks,
+        "policy losses": policy_losses,
+        "framework policy losses": framework_policy_losses,
+    },
     DOCS / "layout.md": {"files": layout.files},
     DOCS / "which-term.md": {"settings": which_term.settings},
     DOCS / "footguns.md": footguns.parts(),
@@ -414,10 +417,6 @@ PARTS: dict[Path, dict[str, Callable[[], str]]] = {
         "step": step,
         "other divergences": lambda: divergences("kernels_divergences", "ms", 1.0, 1),
         "on a CPU": lambda: divergences("kernels_divergences_cpu", "s", 1000.0, 2),
-    },
-    DOCS / "policy-losses.md": {
-        "policy losses": policy_losses,
-        "framework policy losses": framework_policy_losses,
     },
     DOCS / "symptoms.md": {"symptoms": symptoms.symptoms, "threads": symptoms.threads},
     DOCS / "experiments.md": {"verdict counts": results.counts_by_experiment, "survivors": experiments.surviving},

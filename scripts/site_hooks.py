@@ -18,11 +18,18 @@ import playground
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1>', re.DOTALL)
 """What pymdownx.arithmatex makes of `$...$` and of `$$...$$`."""
 
-CELL = re.compile(r"<td[ >].*?</td>", re.DOTALL)
+CELL = re.compile(r"<t([dh])[ >].*?</t\1>", re.DOTALL)
+NUMBER = re.compile(r"<td>(?=(?:<strong>)?(?:[+-]?\d[^<a-z]{0,16}[a-z%]{0,3})?(?:</strong>)?</td>)")
+"""The begin of a cell with nothing but a number, or with nothing."""
 CODE = re.compile(r"(?<=<code>)[^<]*")
+EXPONENT = re.compile(r"(?<=\de)-(?=\d)")
 PARTED = re.compile(r"(?<=±) |(?<=\d) (?=ms|s\b|GiB|MiB)")
 
 MOVED = {
+    "callback": "logs.html#klcallback",
+    "convert": "terms.html#convert-a-coefficient",
+    "policy-losses": "frameworks.html#whole-policy-losses",
+    "statistics": "logs.html#standard-errors",
     "experiments/baselines": "reward-and-kl.html#the-untrained-model",
     "experiments/degenerate-distillation": "distillation.html#when-distillation-is-degenerate",
     "experiments/discount": "distillation.html#a-discounted-future",
@@ -63,8 +70,9 @@ def on_page_content(html: str, **_: Any) -> str:
 
 
 def _breakable(cell: re.Match[str]) -> str:
-    """A number keeps its error or its unit beside it, and code breaks after = and _."""
-    text = PARTED.sub("\u00a0", cell[0])
+    """A number keeps its error or its unit beside it, a divergence breaks after its bars, and code after = and _."""
+    text = NUMBER.sub('<td class="number">', PARTED.sub("\u00a0", cell[0])).replace("‖", "‖<wbr>")
+    text = EXPONENT.sub("-\u2060", text)
     return CODE.sub(lambda code: re.sub("([=_])", r"\1<wbr>", code[0]), text)
 
 
@@ -86,7 +94,7 @@ def on_post_page(output: str, page: Any, **_: Any) -> str:
 def on_post_build(config: MkDocsConfig, **_: Any) -> None:
     """Leave at the address of a page that moved a page that leads to its new place."""
     for old, new in MOVED.items():
-        page, _, anchor = new.partition("#")
+        page, anchor = new.split("#")
         target = Path(config.site_dir, old).parent / page
         if f'id="{anchor}"' not in target.read_text(encoding="utf-8"):
             raise ValueError(f"{old} has moved to {new}, which does not exist")

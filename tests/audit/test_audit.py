@@ -295,6 +295,11 @@ def returns_per_step(logp, mask):
     return (logp * mask).sum(0)
 
 
+def returns_logp(logits, labels):
+    mask = labels >= 0
+    return torch.log_softmax(logits, -1).gather(-1, labels.clamp(min=0)[..., None])[..., 0], mask
+
+
 def wants_the_moon(logp, moon):
     return logp.sum()
 
@@ -317,6 +322,10 @@ BAD = {
     returns_a_number: (LossOutputError, r"received the number -\d.*without `.item\(\)`.*remedy: return the loss as a"),
     returns_metrics_only: (LossOutputError, "received a dictionary with the keys kl; remedy: return the loss"),
     returns_per_step: (LossOutputError, r"received a tensor of shape \(10,\)"),
+    returns_logp: (
+        LossOutputError,
+        "return a loss; received the log-probs of the tokens and a mask; remedy: name the",
+    ),
     wants_the_moon: (
         LossCallError,
         "logp, moon, of which moon is not known; remedy: if moon is a tensor, .*--name moon=ROLE.*--set moon=VALUE",

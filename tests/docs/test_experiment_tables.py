@@ -32,6 +32,16 @@ def test_sentences_without_runs_are_one_line(script):
     assert table([HOLDS]).count("\n") == 3
 
 
+def test_a_column_with_one_value_is_a_line_below_the_table(script):
+    table = script("experiments").lean_table
+    rows = [("a", "3", "1", "0"), ("b", "3", "2", "0")]
+    assert table(("arm", "seeds", "KL", "stopped"), rows).splitlines() == [
+        *("| arm | KL |", "|---|---|", "| a | 1 |", "| b | 2 |"),
+        *("", "In every row: seeds 3; stopped 0."),
+    ]
+    assert "every" not in table(("arm", "KL"), [("a", "1"), ("b", "2")])
+
+
 def test_gradients_that_were_not_measured(script, monkeypatch):
     experiments = script("experiments")
     monkeypatch.setattr(experiments, "_numbers", lambda _: {"gradients": {}})

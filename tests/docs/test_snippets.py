@@ -10,7 +10,7 @@ from docs.pages import NOT_RUN, PAGES, ROOT, fences
 from klgrad import Rollout, kl_report
 
 PYTHON = {f"{fence.page}:{fence.line}": fence for path in PAGES for fence in fences(path) if fence.language == "python"}
-NEEDS_TRL = ("docs/train.md", "docs/callback.md")
+TRAINING = "docs/train.md"
 
 
 def statistics():
@@ -28,11 +28,11 @@ def kernels():
     return {"torch": torch, "policy": policy, "ref": ref, "policy_loss": lambda logp: -logp.mean(), **of_batch}
 
 
-GIVEN = {"docs/statistics.md": statistics, "docs/kernels.md": kernels}
+GIVEN = {"docs/logs.md": statistics, "docs/kernels.md": kernels}
 """Names that the blocks of a page take from the reader's code."""
 
 
-@pytest.mark.parametrize("name", [name for name, fence in PYTHON.items() if fence.page not in NEEDS_TRL])
+@pytest.mark.parametrize("name", [name for name, fence in PYTHON.items() if fence.page != TRAINING])
 def test_a_block_runs(name, capsys):
     fence = PYTHON[name]
     if fence.mark.startswith(NOT_RUN):
@@ -66,23 +66,7 @@ def test_the_blocks_of_the_page_on_training_run(tmp_path, monkeypatch):
     monkeypatch.setattr(klgrad.trl, "KLTrainer", trainer)
     given = {"reward": tiny.reward, "prompts": tiny.prompts()}
     for name, fence in PYTHON.items():
-        if fence.page == "docs/train.md":
+        if fence.page == TRAINING:
             exec(compile(fence.code, name, "exec"), given)
     assert len(made) == 2
     assert made[0].state.global_step > 0
-
-
-@pytest.mark.slow
-def test_the_block_of_the_page_on_the_callback_runs(tmp_path, monkeypatch):
-    import tiny
-    from trl import GRPOConfig
-
-    from klgrad.trl import CallbackWarning
-
-    monkeypatch.chdir(tmp_path)
-    args = GRPOConfig("run", **tiny.SETTINGS)
-    given = {"model": tiny.folder(), "reward": tiny.reward, "args": args, "prompts": tiny.prompts()}
-    (block,) = (fence for fence in PYTHON.values() if fence.page == "docs/callback.md")
-    with pytest.warns(CallbackWarning, match="of which only the first is measured"):  # as the page says of short runs
-        exec(compile(block.code, block.page, "exec"), given)
-    assert list((tmp_path / "rollouts").iterdir())

@@ -85,6 +85,11 @@ def test_interrupted_it_leaves_nothing(tmp_path, monkeypatch):
     assert names_in(tmp_path) == []
 
 
+def test_the_folder_of_a_file_is_made(tmp_path):
+    write_whole(tmp_path / "new" / "folder" / "file", "text")
+    assert (tmp_path / "new" / "folder" / "file").read_text() == "text"
+
+
 def test_a_name_that_is_not_utf_8_does_not_stop_it(tmp_path):
     write_whole(tmp_path / "file", '{"file": "a\udcff"}')
     assert (tmp_path / "file").read_text(encoding="utf-8") == '{"file": "a\\udcff"}'

@@ -64,7 +64,7 @@ def action(folder, python, **inputs):
     return subprocess.run(
         ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", AUDIT["run"]],
         env={**os.environ, **variables, "PATH": f"{folder}/bin:{os.environ['PATH']}",
-             "GITHUB_STEP_SUMMARY": str(folder / "summary.md")},
+             "GITHUB_ACTIONS": "true", "GITHUB_STEP_SUMMARY": str(folder / "summary.md")},
         capture_output=True, text=True, check=False, timeout=120,
     )  # fmt: skip
 
@@ -103,8 +103,10 @@ def test_the_action_refuses_to_audit_nothing(tmp_path):
 def test_the_action_fails_where_a_verdict_differs(tmp_path):
     done = action(tmp_path, sys.executable, losses=f"{LOSSES}:grpo_k3", expect="reverse-kl-token")
     assert done.returncode == 1, done.stderr
-    assert "expected reverse-kl-token on-policy, found forward-kl-token" in done.stdout + done.stderr
-    assert "::error title=klgrad::expected reverse-kl-token" in done.stdout
+    line = LOSSES.read_text().split("def grpo_k3")[0].count("\n") + 1
+    at = f"file={os.path.relpath(LOSSES)},line={line},"
+    said = "grpo_k3: expected reverse-kl-token on-policy, found forward-kl-token"
+    assert re.search(f"^::error {at}title=klgrad::.*{said}$", done.stdout, re.MULTILINE)
     assert "| `examples/losses.py:grpo_k3`" in (tmp_path / "summary.md").read_text().replace(str(ROOT) + "/", "")
 
 

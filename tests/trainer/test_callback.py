@@ -382,9 +382,9 @@ def test_klgrad_logs_reads_the_files_back(kind, tmp_path):
 @pytest.mark.slow
 def test_the_page_of_the_documentation(tmp_path, monkeypatch):
     """Its snippet runs, and its command reads what the snippet wrote."""
-    page = (Path(__file__).parents[2] / "docs" / "callback.md").read_text(encoding="utf-8")
-    (snippet,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    (command,) = re.findall(r"^klgrad (logs .*)$", page, re.MULTILINE)
+    page = (Path(__file__).parents[2] / "docs" / "logs.md").read_text(encoding="utf-8")
+    snippet, *_ = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    command, *_ = re.findall(r"^klgrad (logs .*)$", page, re.MULTILINE)
     monkeypatch.chdir(tmp_path)
     args = GRPOConfig("run", **{**tiny.SETTINGS, "max_steps": 1})
     exec(snippet, {"model": tiny.folder(), "reward": tiny.reward, "args": args, "prompts": tiny.prompts()})

@@ -142,8 +142,14 @@ def scalar(name: str, out: object, batch: Batch) -> Tensor:
     `out` is a tensor, a tuple or list that begins with one, a dictionary with the key `loss`, or an object with the
     attribute `loss`. The tensor is a scalar, (B,), (B, T), or (B, T, V).
     """
-    out = _loss_in(out)
     rows, columns = batch.logp.shape
+    if _is_logp_and_mask(out, batch):
+        raise LossOutputError(
+            f"{name} to return a loss",
+            "the log-probs of the tokens and a mask",
+            "name the function that makes a loss of them",
+        )
+    out = _loss_in(out)
     if not isinstance(out, Tensor):
         kind = type(out).__name__
         if isinstance(out, Mapping):
@@ -168,6 +174,16 @@ def scalar(name: str, out: object, batch: Batch) -> Tensor:
         f"a tensor of shape {tuple(out.shape)}",
         "average the values with `.mean()`, or return one value per completion or per token",
     )
+
+
+def _is_logp_and_mask(out: object, batch: Batch) -> bool:
+    """Whether a helper returned what a loss is made of."""
+    if not isinstance(out, (tuple, list)) or len(out) < 2:
+        return False
+    if not all(isinstance(x, Tensor) and x.shape == batch.logp.shape for x in out[:2]):
+        return False
+    logp, live = out[0].to(batch.logp), batch.mask
+    return torch.equal(out[1].bool(), live) and torch.allclose(logp[live], batch.logp[live])
 
 
 def _loss_in(out: object) -> object:
@@ -591,11 +607,11 @@ def summary_of(loss: Any) -> str:
     return (inspect.cleandoc(documented.__doc__) if documented.__doc__ else "").split("\n")[0]
 
 
-def place_of(loss: Any) -> str:
-    """The file and line where a loss is defined, or an empty text."""
+def place_of(loss: Any) -> tuple[str, int] | None:
+    """The file and line where a loss is defined, or None."""
     if isinstance(loss, functools.partial):
         return place_of(loss.func)
     if not inspect.isroutine(loss):
         loss = type(loss).forward if isinstance(loss, nn.Module) else type(loss).__call__
     code = getattr(inspect.unwrap(loss), "__code__", None)
-    return "" if code is None else f"{code.co_filename}, line {code.co_firstlineno}"
+    return None if code is None else (code.co_filename, code.co_firstlineno)

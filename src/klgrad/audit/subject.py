@@ -99,6 +99,11 @@ class Subject:
     on_large_batch: Callable[[Batch], object] | None = None
     temperature: float = 1.0
 
+    @property
+    def place(self) -> tuple[str, int] | None:
+        """The file and line where a user's loss is defined, if it is known."""
+        return place_of(self.loss.function) if isinstance(self.loss, UserLoss) else None
+
     def large(self) -> "Subject":
         """The same loss for one large batch."""
         return self if self.on_large_batch is None else replace(self, loss=self.on_large_batch)
@@ -130,8 +135,8 @@ class Subject:
             places = [(f.filename, f"{f.filename}, line {f.lineno}") for f in frames]
             inside = [at for file, at in places if not file.startswith(LIBRARIES) and "site-packages" not in file]
             # An error in the call itself has no frame in the user's code: then it is the place of the definition.
-            definition = place_of(self.loss.function) if isinstance(self.loss, UserLoss) else ""
-            where = inside[-1] if inside else definition or places[-1][1]
+            definition = "{}, line {}".format(*self.place) if self.place else places[-1][1]
+            where = inside[-1] if inside else definition
             raise LossCallError(
                 f"{self.name} to return a differentiable loss",
                 f"{type(error).__name__}: {error}",

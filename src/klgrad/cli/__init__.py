@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import Any, cast
 
 import typer
+from typer.core import TyperOption
 from typer.rich_utils import rich_format_error
 
 from .. import __version__
@@ -27,6 +28,14 @@ COMPLETING = "_KLGRAD_COMPLETE"
 
 COMPLETION_OPTIONS = {"--install-completion", "--show-completion"}
 """Options of typer's own."""
+
+
+def _type_of(option: TyperOption, ctx: Any) -> str | None:
+    """What a help text has behind an option: nothing for a flag, where typer's `<bool>` asks for a value."""
+    return None if option.is_flag else option.metavar or option.display_type(ctx)
+
+
+TyperOption.display_type_rich = _type_of  # pyright: ignore[reportAttributeAccessIssue]
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode="markdown")
 app.command("audit")(audit.command)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from pathlib import Path
@@ -298,7 +299,7 @@ def command(
             (markdown, lambda: failures.in_markdown(to_markdown(results))),
             (html, lambda: _page(subjects, results, failures.reasons)),
         )
-    differs = _check_expectations(console, [result for _, result in audited], expect, expect_off_policy, strict)
+    differs = _check_expectations(console, audited, expect, expect_off_policy, strict)
     return _end(failures, len(audited), expected=bool(expect or expect_off_policy or strict), differs=differs)
 
 
@@ -357,7 +358,7 @@ def _page(subjects: list[Subject], results: list[AuditResult], not_audited: Mapp
 
 def _check_expectations(
     console: Console,
-    results: list[AuditResult],
+    audited: list[tuple[Subject, AuditResult]],
     expect: Target | ExpectedParts | None,
     expect_off_policy: Target | None,
     strict: bool,
@@ -367,7 +368,20 @@ def _check_expectations(
 
     first = expect.name if isinstance(expect, Target) else expect
     wanted = (first, expect_off_policy and expect_off_policy.name)
-    failed = [f"{r.name}: {difference}" for r in results for difference in differences(r, *wanted, strict=strict)]
-    for line in failed:
+    failed = [
+        (subject, f"{result.name}: {difference}")
+        for subject, result in audited
+        for difference in differences(result, *wanted, strict=strict)
+    ]
+    for subject, line in failed:
         console.print(line, style="bold red", soft_wrap=True)
+        if os.environ.get("GITHUB_ACTIONS") == "true":
+            console.out(_annotation(subject, line), highlight=False)
     return bool(failed)
+
+
+def _annotation(subject: Subject, text: str) -> str:
+    """A line by which a workflow of GitHub shows a text at the definition of the loss."""
+    place = subject.place
+    at = f"file={os.path.relpath(place[0])},line={place[1]}," if place else ""
+    return f"::error {at}title=klgrad::{text.replace('%', '%25')}"

@@ -118,7 +118,7 @@ class Estimate:
     95% intervals of k1 and of the exact KL contain the true KL in at least 93% of simulated batches of 16 prompts with
     8 completions each. Those of k3 (the value of estimator="k1_k3") do so near ref. For a sharp policy, which rarely
     draws tokens that ref prefers, exp(-l) has a heavy tail: most batches miss its rare large values, and only 65% to
-    77% of the intervals contain the true KL. `docs/statistics.md` has the numbers.
+    77% of the intervals contain the true KL. `docs/logs.md` has the numbers.
 
     Attributes:
         mean: 0-dimensional tensor.
