@@ -23,7 +23,7 @@ REUSED = "trainer | uses | completions of a batch"
 
 @cache
 def _numbers(name: str) -> Numbers:
-    return load_study(name).run(Settings())
+    return load_study(name).computation.run(Settings())
 
 
 def fig8() -> str:
@@ -438,7 +438,7 @@ def _by_rate(setting: str) -> tuple[str, float]:
 @cache
 def judged(name: str) -> list[Check]:
     """The sentences of a study."""
-    return load_study(name).check(_numbers(name))
+    return load_study(name).computation.check(_numbers(name))
 
 
 @cache

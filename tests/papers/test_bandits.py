@@ -7,7 +7,7 @@ from tolerances import EXACT
 from klgrad.core.credit import leave_one_out
 from klgrad.core.estimators import k1, k2, k3
 from klgrad.papers import Settings
-from klgrad.papers.tang_munos import bandits, fig2_gradient
+from klgrad.papers.tang_munos import bandits, estimates, optima
 
 SAMPLES = 6
 
@@ -83,13 +83,13 @@ def test_the_exact_error_with_leave_one_out_is_that_over_every_group(samples):
     method = "k1-reward-leave-one-out"
     found = bandits.estimated_gradients([method], many(log_ratio), counts[None], many(p))[0]
     error = (p[0][groups].prod(-1) * (found - target).square().sum(-1)).sum().sqrt()
-    exact = fig2_gradient._exact([method], log_ratio, p, target)[method][fig2_gradient.SAMPLES.index(samples)]
+    exact = estimates._root_errors([method], log_ratio, p, target)[method][estimates.SAMPLES.index(samples)]
     EXACT.check(exact[0], error)
 
 
 def test_where_k3_as_a_loss_is_going_by_the_definition():
     """KL(π*_rev‖π*) over KL(ref‖π*) of the first problem, from the formulae of the two optima."""
-    beta, problems = 0.7, bandits.draw(bandits.MANY, torch.Generator().manual_seed(1))
+    beta, problems = 0.7, bandits.draw(optima.ENOUGH, torch.Generator().manual_seed(1))
     ref, reward = problems.ref_logp[0].exp(), problems.reward[0]
     optimum = ref * (reward / beta).exp()
     optimum = optimum / optimum.sum()
@@ -99,5 +99,5 @@ def test_where_k3_as_a_loss_is_going_by_the_definition():
         low, high = (middle, high) if (beta * ref / (middle - reward)).sum() > 1 else (low, middle)
     forward = beta * ref / (high - reward)
     kl = lambda a, b: (a * (a / b).log()).sum()
-    found = bandits.optima_apart(Settings(seed=1), beta)
+    found = optima.optima_apart(Settings(seed=1), beta)
     EXACT.check(found[0], kl(forward, optimum) / kl(ref, optimum))

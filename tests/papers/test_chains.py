@@ -5,8 +5,7 @@ import torch
 
 from klgrad.core.credit import to_go
 from klgrad.core.importance import prefix_ratio, prefix_ratio_before
-from klgrad.papers.comedy.stale_samples import BIASED, SOUND
-from klgrad.papers.comedy.synthetic import EXACT, placements, random_chains, random_logits
+from klgrad.papers.comedy.chains import BIASED, EXACT, SOUND, placements, random_chains, random_logits
 
 WEIGHTS = {
     "prefix": lambda rollout: placements(rollout, to_go, prefix_ratio(rollout)),

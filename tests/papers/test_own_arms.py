@@ -13,7 +13,7 @@ from klgrad.core.estimators import k2
 from klgrad.errors import KlgradError
 from klgrad.papers import Settings
 from klgrad.papers.study import load_study, studies
-from klgrad.papers.tang_munos import bandits, fig2_gradient
+from klgrad.papers.tang_munos import bandits, estimates
 
 FILE = """
 import torch
@@ -72,12 +72,12 @@ def test_what_has_no_coefficient_of_its_own_for_each_completion_is_refused(file,
 
 def test_the_papers_arms_keep_their_numbers(file):
     name = f"{file}:bounded"
-    alone, beside = (fig2_gradient.run(Settings(quick=True, arms=arms)) for arms in ((), (name,)))
+    alone, beside = (estimates.Fig2().run(Settings(quick=True, arms=arms)) for arms in ((), (name,)))
     for kind in ("simulated", "exact"):
         mine = beside[kind].pop(name)
         assert mine not in beside[kind].values()
         assert beside[kind] == alone[kind]
-    assert fig2_gradient.check(beside) == fig2_gradient.check(alone)
+    assert estimates.Fig2().check(beside) == estimates.Fig2().check(alone)
 
 
 @pytest.mark.slow

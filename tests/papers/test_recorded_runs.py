@@ -16,9 +16,8 @@ from typer.testing import CliRunner
 
 from klgrad.cli import app, reproduce as experiments
 from klgrad.errors import ExperimentError
-from klgrad.papers import Settings, reproduce
+from klgrad.papers import Settings, frpo, reproduce
 from klgrad.papers.comedy import on_policy
-from klgrad.papers.frpo import kl_in_reward
 from klgrad.papers.runs import (
     COMMITTED,
     at_start,
@@ -340,13 +339,13 @@ def test_a_study_of_several_files_runs_all_their_scripts(tmp_path):
 
 def test_no_claim_holds_without_a_third_seed(tmp_path):
     settings = copied(tmp_path, lambda row: row if row["seed"] != "2" else None, "std")
-    assert not any(check.holds for check in kl_in_reward.check(kl_in_reward.run(settings)))
+    assert not any(check.holds for check in frpo.check(frpo.run(settings)))
 
 
 def test_the_opposite_numbers_give_the_opposite_verdict(tmp_path):
     other = {"divided": "undivided", "undivided": "divided"}
     settings = copied(tmp_path, lambda row: {**row, "division": other[row["division"]]}, "std")
-    holds = [check.holds for check in kl_in_reward.check(kl_in_reward.run(settings))]
+    holds = [check.holds for check in frpo.check(frpo.run(settings))]
     assert holds == [False, False, False, False, False]
 
 
@@ -359,7 +358,7 @@ def test_a_group_without_a_spread_of_rewards_loses_the_coefficient():
 
 def test_the_effective_coefficient_without_division_is_known():
     """β in the reward, and n/(n - 1) β outside it: tests/facts sums the factor over all outcomes."""
-    end = kl_in_reward.run(Settings())["end"]
+    end = frpo.run(Settings())["end"]
     assert end["k1-reward undivided 0.1"]["effective"]["mean"] == pytest.approx(0.1, rel=ROUNDING)
     assert end["k2-loss undivided 0.1"]["effective"]["mean"] == pytest.approx(0.1 * 8 / 7, rel=ROUNDING)
 
@@ -369,7 +368,7 @@ def test_the_curve_finds_an_arm_that_is_off(tmp_path):
         higher = row["arm"] == "k3-loss" and row["division"] == "divided"
         return {**row, "correct_in": str(float(row["correct_in"]) + 0.1 * higher)}
 
-    before, after = (kl_in_reward.run(s)["curve"]["off"] for s in (Settings(), copied(tmp_path, raised, "std")))
+    before, after = (frpo.run(s)["curve"]["off"] for s in (Settings(), copied(tmp_path, raised, "std")))
     moved = {name: after[name]["mean"] - before[name]["mean"] for name in before}
     assert moved.pop("k3-loss divided") == pytest.approx(0.1, rel=1e-9)  # the others' curve does not contain it
     assert max(moved.values()) < 0.01
@@ -382,7 +381,7 @@ def test_other_right_answers_at_equal_kl_give_another_verdict(arm, change, fails
         return {**row, "correct_in": str(float(row["correct_in"]) + off)}
 
     changed = copied(tmp_path, moved, "comedy", "std", "frontier")
-    study = STUDIES["tang-munos/fig7"]
+    study = STUDIES["tang-munos/fig7"].computation
     before, after = (study.check(study.run(s))[:4] for s in (Settings(), changed))
     assert all(check.holds for check in before)
     assert [check.holds for check in after] == [fails not in check.claim for check in after]
@@ -394,7 +393,7 @@ def test_the_evaluations_of_both_arms_are_in_the_error_of_their_gap_at_equal_kl(
     noisier = lambda row: {**row, "correct_in_se": str((8 if row["arm"] == arm else 1) * float(row["correct_in_se"]))}
     changed = copied(tmp_path, noisier, "comedy", "std", "frontier")
     claim = "k1 in the reward at β = 0.03 answers more right than no KL"
-    before, after = (STUDIES["tang-munos/fig7"].run(s)["gaps"][claim] for s in (Settings(), changed))
+    before, after = (STUDIES["tang-munos/fig7"].computation.run(s)["gaps"][claim] for s in (Settings(), changed))
     assert after["difference"] == pytest.approx(before["difference"], rel=1e-9)  # fits differ in their last digits
     assert after["error"] > 2 * before["error"]
 

@@ -99,7 +99,7 @@ def test_the_table_of_results_has_the_claim_and_its_verdict(name, results):
     claim, verdict = row.replace("\\*", "*").split(" | ")
     assert claim == STUDIES[name].claim
     if STUDIES[name].experiment:
-        assert verdict == f"{Outcome(name, STUDIES[name].check(STUDIES[name].run(Settings())), None).counts} sentences"
+        assert verdict == f"{Outcome(name, experiments.judged(name), None).counts} sentences"
     else:
         failed = Counter(NOT_HELD.get(name, {}).values())
         assert set(re.findall("contradicted|undecided", verdict)) == set(failed)
@@ -110,7 +110,7 @@ def test_the_table_of_results_has_the_claim_and_its_verdict(name, results):
 def test_the_page_says_the_same(name, results):
     page, study = page_of(results, name), STUDIES[name]
     if study.experiment:
-        shown = [check for check in study.check(study.run(Settings())) if not check.waits]
+        shown = [check for check in study.computation.check(study.computation.run(Settings())) if not check.waits]
         assert [
             row for check in shown if (row := f"| {check.sentence} | {check.measured} | {check.verdict} |") not in page
         ] == []
@@ -126,4 +126,4 @@ def test_the_claim_is_told_in_a_sentence_or_two(name):
     claim = STUDIES[name].claim
     assert claim.endswith(".")
     assert 40 < len(claim) < 240
-    assert "\n\n" in (STUDIES[name].module.__doc__ or ""), "the source comes after the claim"
+    assert all(STUDIES[name].paragraphs), "the source comes after the claim"

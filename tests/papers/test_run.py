@@ -58,7 +58,7 @@ def test_what_is_there_is_not_computed_again(tmp_path):
     reproduce(made, Settings(), tmp_path)
     again = reproduce(made, Settings(), tmp_path)
     assert again.seconds is None
-    assert len(made.module.calls) == 1
+    assert len(vars(made.computation)["calls"]) == 1
     for settings, fresh in ((Settings(seed=1), False), (Settings(quick=True), False), (Settings(quick=True), True)):
         assert reproduce(made, settings, tmp_path, fresh=fresh).seconds is not None
 
@@ -95,7 +95,7 @@ def test_the_digest_of_the_code_depends_on_every_source(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("holds", "decided", "status"), [(True, True, 0), (False, True, 1), (False, False, 0)])
 def test_the_status_is_1_if_a_claim_is_contradicted(holds, decided, status, tmp_path, monkeypatch):
     made = study()
-    monkeypatch.setattr(made.module, "check", lambda found: [Check("it holds", "1", holds, decided)])
+    monkeypatch.setattr(made.computation, "check", lambda found: [Check("it holds", "1", holds, decided)])
     replace_studies(monkeypatch, made)
     done = CliRunner().invoke(app, ["reproduce", "--out", str(tmp_path), "--jobs", "1"])
     assert done.exit_code == status, done.output
@@ -124,17 +124,17 @@ def test_a_verdict_on_a_papers_claim_leaves_out_sentences_that_are_ours():
 @pytest.mark.slow
 def test_interrupted_it_leaves_whole_files_and_goes_on_later(tmp_path, monkeypatch):
     first, second = study(), study(fails=KeyboardInterrupt())
-    second = Study("paper/second", second.module)
+    second = Study("paper/second", second.computation)
     replace_studies(monkeypatch, first, second)
     stopped = CliRunner().invoke(app, ["reproduce", "--out", str(tmp_path), "--jobs", "1"])
     assert stopped.exit_code == 130
     assert "to compute the missing results" in stopped.output
     assert sorted(p.name for p in (tmp_path / "paper").iterdir()) == ["made-up.json", "made-up.png", "made-up.svg"]
-    vars(second.module)["run"] = lambda settings: {"x": [3.0]}
+    vars(second.computation)["run"] = lambda settings: {"x": [3.0]}
     done = CliRunner().invoke(app, ["reproduce", "--out", str(tmp_path), "--jobs", "1"])
     assert done.exit_code == 0
     assert "kept" in done.output
-    assert len(first.module.calls) == 1
+    assert len(vars(first.computation)["calls"]) == 1
 
 
 @pytest.mark.slow
@@ -202,6 +202,6 @@ def test_results_depend_on_the_seed_and_on_nothing_else(tmp_path):
     from klgrad.papers.study import studies
 
     fig1 = studies()["tang-munos/fig1"]
-    a, b, c = (fig1.run(Settings(quick=True, seed=seed)) for seed in (0, 0, 1))
+    a, b, c = (fig1.computation.run(Settings(quick=True, seed=seed)) for seed in (0, 0, 1))
     torch.rand(3)
     assert a == b != c

@@ -7,7 +7,7 @@ import torch
 from tolerances import EXACT, Tol
 
 from klgrad.papers.own import degenerate_distillation, division, small_model, stale_k1
-from klgrad.papers.tang_munos.first_order import exact_gradient
+from klgrad.papers.tang_munos.fig8_sequences import exact_gradient
 
 SINGLE = Tol(1e-4, 1e-4, "log-probs of a transformer in float32, by a cache and without")
 GROWTH = Tol(1e-3, 1e-6, "a push of 1e-9 in float64, which is not quite linear")

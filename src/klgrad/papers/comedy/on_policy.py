@@ -13,15 +13,11 @@ docs/experiments.md.
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ...drawing import BLUE, STYLES
 from .. import runs
-from ..study import Check, Experiment, Numbers, Settings, ours
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
+from ..study import Check, Experiment, Figure, Numbers, Settings, ours
 
 # The figure of `on_policy`: right answers over updates at each coefficient, and over the KL.
 
@@ -40,7 +36,7 @@ ROWS = (("none", "k1-reward", "k1-loss", "k1-both", "exact-loss"), ("none", "k3-
 MARKS = {"-": "o", ":": "s", "--": "^"}
 
 
-def draw(numbers: Numbers, figure: "Figure") -> None:
+def draw(numbers: Numbers, figure: Figure) -> None:
     """A row for each estimator: a panel for each coefficient, and one with the runs over the KL."""
     coefficients = sorted({run["kl_coef"] for run in numbers["runs"]} - {"0.0"}, key=float)
     figure.set_size_inches(3.5 * (len(coefficients) + 1), 8)

@@ -6,14 +6,11 @@ of other kinds, such as are drawn for training, and those of the distillations. 
 are those of other studies, at temperature 1. All models come from one file with 4-bit weights.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ...drawing import BLACK, BLUE, GREY, VERMILION
 from .. import runs
-from ..study import Check, Experiment, Numbers, Settings
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from ..study import Check, Experiment, Figure, Numbers, Settings
 
 TRAINED = Experiment("comedy.csv", "exp_comedy.py")
 DISTILLED = Experiment("stale_distill.csv", "exp_stale_distill.py")
@@ -83,7 +80,7 @@ LABELS = {INSIDE: BLACK, AS_TRAINED: BLUE, OUTSIDE: VERMILION, TEACHER: GREY}
 SHOWN = {SAMPLED: "T = 1", SHARPER: "T = 0.5", GREEDY: "greedy"}
 
 
-def draw(numbers: Numbers, figure: "Figure") -> None:
+def draw(numbers: Numbers, figure: Figure) -> None:
     """Right answers by temperature, and over the KL beside trained policies."""
     figure.set_size_inches(11, 4.2)
     by_temperature, over_kl = figure.subplots(1, 2)

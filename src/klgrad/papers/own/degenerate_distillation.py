@@ -3,7 +3,7 @@ good; one that can is there for a while and comes back; the token level keeps th
 
 KL(student‖teacher) of completions adds up over tokens, so a student whose KL per token stays above 0 lowers it by
 ending early. That is an optimum and needs no noise: here gradients and KLs are exact sums. Policies are of first order,
-with a vocabulary of 16 and an end token (`tang_munos/first_order.py`); the student has 2 to 16 rows of logits for the
+with a vocabulary of 16 and an end token (`fig8_sequences.py`); the student has 2 to 16 rows of logits for the
 teacher's 16, and so can match it with 16 rows only. Varied: the rows, the distance of the start from the nearest
 student, the most tokens of a completion, and the discount of the future, from the token level (0) to the sequence
 level (1). A warm start has 300 updates at the token level and goes on at the sequence level. Adam at 0.03. The share is
@@ -13,7 +13,7 @@ with their working: the teacher has 1.2 million parameters, and a student either
 
 import itertools
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,13 +23,9 @@ from ...core.term import KLTerm
 from ...drawing import BLUE, GREEN, VERMILION
 from ...enumeration import END
 from ..runs import curve, exceeds_over_seeds
-from ..study import Check, Numbers, Settings, all_exceed, exceeds, over_repeats
-from ..tang_munos.first_order import REF_SCALE, VOCAB, Problems
+from ..study import Check, Figure, Numbers, Settings, all_exceed, exceeds, over_repeats
+from ..tang_munos.fig8_sequences import REF_SCALE, VOCAB, Problems
 from .small_model import Completions, Transformer, pretrain, prompts, sample
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 
 # First-order policies: the gradient of any discount, exactly.
 
@@ -311,7 +307,7 @@ COLOURS = {"token": BLUE, "sequence": VERMILION, "warm": GREEN}
 NAMES = {"token": "token level", "sequence": "sequence level", "warm": f"token level for {WARM}, then sequence"}
 
 
-def draw(numbers: Numbers, figure: "Figure") -> None:
+def draw(numbers: Numbers, figure: Figure) -> None:
     """Lengths and both KLs over updates by rows; what is varied; the transformers."""
     figure.set_size_inches(12.5, 10.6)
     axes = figure.subplots(3, 3)

@@ -15,15 +15,11 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import combinations, pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ...drawing import BLACK, BLUE, GREEN, GREY, ORANGE, VERMILION
 from .. import runs
-from ..study import Check, Experiment, Numbers, Settings, all_exceed
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
+from ..study import Check, Experiment, Figure, Numbers, Settings, all_exceed
 
 # The sweep of learning rates of `discount`, with one seed: it chooses the rate at which each arm is judged.
 
@@ -205,7 +201,7 @@ MARKS = {("exact", "256"): "o", ("exact", "64"): "s", ("k1", "256"): "^", ("k1",
 DRAWN_STUDENTS = {"0": "gradient at the start", "20": "gradient after 20 updates"}
 
 
-def draw(numbers: Numbers, figure: "Figure") -> None:
+def draw(numbers: Numbers, figure: Figure) -> None:
     """Means over seeds and over batches, with bars of one standard error; what has no runs is left out."""
     students = [update for update in DRAWN_STUDENTS if numbers["gradients"].get(update)]
     (*axes, sweep), of_gradients = _places(figure, len(students))
@@ -234,7 +230,7 @@ def draw(numbers: Numbers, figure: "Figure") -> None:
     figure.legend(named.values(), named.keys(), ncols=len(KINDS), loc="outside lower center", fontsize=8.5)
 
 
-def _places(figure: "Figure", gradients: int) -> tuple[list[Any], list[Any]]:
+def _places(figure: Figure, gradients: int) -> tuple[list[Any], list[Any]]:
     """A row with the panels of the runs, and below it one with those of the gradients, if there are any."""
     columns, rows = len(PANELS) + 1, 1 + bool(gradients)
     figure.set_size_inches(4 * columns + 1, 4.2 * rows + 0.4)

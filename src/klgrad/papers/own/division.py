@@ -15,18 +15,14 @@ million parameters, with sums, has too few updates to learn much; there the pull
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from ...drawing import BLACK, BLUE, GREEN, GREY, ORANGE, VERMILION
 from ..runs import curve, exceeds_over_seeds
-from ..study import Check, Numbers, Settings, exceeds, over_repeats
+from ..study import Check, Figure, Numbers, Settings, exceeds, over_repeats
 from .small_model import Transformer, pretrain, prompts, sample
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 EPSILON = 1e-4
 """What TRL adds to a deviation before it divides by it."""
@@ -330,7 +326,7 @@ LOOKS = {
 }
 
 
-def draw(numbers: Numbers, figure: "Figure") -> None:
+def draw(numbers: Numbers, figure: Figure) -> None:
     """Right answers over updates, the remedy's lead by task, and the transformer."""
     figure.set_size_inches(13, 4.6)
     learnt, lead, model = figure.subplots(1, 3)

@@ -19,7 +19,7 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,11 +27,8 @@ from torch.func import functional_call, jvp, vjp
 
 from ...drawing import BLACK, BLUE, GREEN, GREY, ORANGE, VERMILION
 from ..runs import Found, below_if_run, counts, exceeds_over_seeds
-from ..study import Check, Numbers, Settings, below, exceeds, over_repeats
+from ..study import Check, Figure, Numbers, Settings, below, exceeds, over_repeats
 from .small_model import PROMPT, Completions, Transformer, pretrain, prompts, sample, texts
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 PRODUCTS = (0.5, 0.8, 0.95, 1.05, 1.2, 2.0)
 """Of η β λ_max(F) L, with λ_max at the start."""
@@ -548,7 +545,7 @@ def _over_seeds(gap: Tensor) -> Found:
     return {"difference": float(gap.mean()), "error": error, "seeds": len(gap)}
 
 
-def draw(numbers: Numbers, figure: "Figure") -> None:
+def draw(numbers: Numbers, figure: Figure) -> None:
     """Growth, the end, collapses by queue, the reward, and the transformer."""
     figure.set_size_inches(12.5, 7.4)
     growth, end, collapse, reward, model, answers = figure.subplots(2, 3).flat

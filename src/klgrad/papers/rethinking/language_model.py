@@ -8,15 +8,11 @@ vocabulary. Steadiness is the noise of the training reward: its standard deviati
 trend. Design, table and limits: docs/experiments.md.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ...drawing import STYLES
 from .. import runs
-from ..study import Check, Experiment, Numbers, Settings
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
+from ..study import Check, Experiment, Figure, Numbers, Settings
 
 # The figure of `language_model`: reward, its noise, the gap of log-probs, entropy and length over updates.
 
@@ -36,7 +32,7 @@ PANELS = {
 """Columns, and what they are."""
 
 
-def draw(numbers: Numbers, figure: "Figure") -> None:
+def draw(numbers: Numbers, figure: Figure) -> None:
     """A row for each learning rate, a panel for each column."""
     rates = sorted({name.split()[1] for paths in numbers["paths"].values() for name in paths}, key=float)
     figure.set_size_inches(3.2 * len(PANELS), 3.1 * len(rates) + 0.5)

@@ -22,20 +22,14 @@ starts in the sentences marked as ours were chosen after a look at the numbers.
 
 from dataclasses import replace
 from itertools import product
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from ...core.estimators import k1, k3
 from ...drawing import style
-from ..study import Check, Comparison, Numbers, Settings, all_exceed, exceeds, ours, over_repeats
+from ..study import Axes, Check, Comparison, Figure, Numbers, Settings, all_exceed, exceeds, ours, over_repeats
 from . import bandits
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
 
 # k3 as a loss against vanilla, on many problems: the comparison of figure 3 over samples n, starts and steps.
 #
@@ -145,7 +139,7 @@ SHADES = {1: "#CBC5E3", 2: "#A29BCB", 4: "#7B6FB0", 16: "#5A3E97", 64: "#2F0066"
 """The colour of each n, from light to dark: shades that no estimator has."""
 
 
-def draw(numbers: Numbers, figure: "Figure") -> None:
+def draw(numbers: Numbers, figure: Figure) -> None:
     """Above: KL against steps. Below: the share of experiments that show k3 slower, a panel for each start."""
     figure.set_size_inches(9.6, 7)
     above, below = list(figure.subfigures(2, 1, squeeze=False, height_ratios=(1.2, 1)).flat)
@@ -160,7 +154,7 @@ def draw(numbers: Numbers, figure: "Figure") -> None:
     below.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=6, fontsize=8)
 
 
-def _curves(numbers: Numbers, axis: "Axes") -> None:
+def _curves(numbers: Numbers, axis: Axes) -> None:
     for name, look in bandits.looks(numbers["kl"]).items():
         seen = numbers["kl"][name]
         mean, error = torch.tensor(seen["mean"]), torch.tensor(seen["error"])
@@ -171,7 +165,7 @@ def _curves(numbers: Numbers, axis: "Axes") -> None:
     axis.set_title("the paper's figure: n = 4, 100 problems; band: ± 1 SE", fontsize=10)
 
 
-def _mean_and_median(numbers: Numbers, axis: "Axes") -> None:
+def _mean_and_median(numbers: Numbers, axis: Axes) -> None:
     """At the paper's n and start, where the two disagree."""
     found = numbers["cells"]["n = 4, start x 1"]
     for method, name in enumerate(("k1-reward", "k3-loss")):
@@ -184,7 +178,7 @@ def _mean_and_median(numbers: Numbers, axis: "Axes") -> None:
     axis.legend(fontsize=8)
 
 
-def _shares(numbers: Numbers, start: str, axis: "Axes") -> None:
+def _shares(numbers: Numbers, start: str, axis: Axes) -> None:
     for n, color in SHADES.items():
         shares = numbers["cells"][f"n = {n}, start x {start}"]["experiments"]
         axis.plot(numbers["points"], shares, color=color, marker="o", ms=3, label=f"n = {n}")

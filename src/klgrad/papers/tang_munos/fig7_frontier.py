@@ -10,15 +10,11 @@ and 60 updates. Design, table and limits: docs/experiments.md.
 import math
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ...drawing import STYLES
 from .. import runs
-from ..study import Check, Experiment, Numbers, Settings
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
+from ..study import Check, Experiment, Figure, Numbers, Settings
 
 # The figure of `fig7_frontier`: right answers over the KL, and the KL at equal right answers.
 
@@ -34,7 +30,7 @@ LABELS = {
 """Label, colour and mark of an arm."""
 
 
-def draw(numbers: Numbers, figure: "Figure") -> None:
+def draw(numbers: Numbers, figure: Figure) -> None:
     """A mark for each evaluation of each run; bars for the KL that an arm needs, and for differences at equal KL."""
     figure.set_size_inches(15, 4.4)
     points, needed, gaps = figure.subplots(1, 3, width_ratios=[1.3, 0.8, 1])

@@ -12,16 +12,12 @@ than at the start. Design, tables and limits: docs/experiments.md.
 
 import math
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ...drawing import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION
 from .. import runs
-from ..study import Check, Experiment, Numbers, Settings, ours
+from ..study import Check, Experiment, Figure, Numbers, Settings, ours
 from .fig8_sequences import LITTLE
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 
 # The figure of `fig8_language_model`: a row of panels for each kind of length.
 
@@ -46,7 +42,7 @@ MOST_LINES = 6
 """In a panel: of our arm, the last one, the ends are drawn alone."""
 
 
-def draw(numbers: Numbers, figure: "Figure") -> None:
+def draw(numbers: Numbers, figure: Figure) -> None:
     """Medians over seeds, and the end of each run."""
     figure.set_size_inches(15, 8.6)
     axes = figure.subplots(2, 3)

@@ -14,15 +14,11 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ...drawing import BLACK, BLUE, PURPLE, SKY, STYLES, VERMILION
 from .. import runs
-from ..study import Check, Experiment, Numbers, Settings, ours
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
+from ..study import Check, Experiment, Figure, Numbers, Settings, ours
 
 # The figure of `long_runs`: four measures over updates, and right answers over the KL.
 
@@ -50,7 +46,7 @@ PANELS = {
 }
 
 
-def draw(numbers: Numbers, figure: "Figure") -> None:
+def draw(numbers: Numbers, figure: Figure) -> None:
     """Means over seeds with bands of one standard error, and a mark for each evaluation of each run."""
     figure.set_size_inches(13, 8.4)
     axes = figure.subplots(2, 4, width_ratios=[1, 1, 1, 1])

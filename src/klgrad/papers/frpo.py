@@ -10,14 +10,13 @@ weight of the KL's gradient relative to that of the reward's. No run collapses h
 judged at a coefficient of 0.1, which has three seeds. Design, table and limits: docs/experiments.md.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ...drawing import STYLES
-from .. import runs
-from ..study import Check, Experiment, Numbers, Settings, ours
+from ..drawing import STYLES
+from . import runs
+from .study import Check, Experiment, Figure, Numbers, Settings, ours
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+SOURCE = """Yao et al., FRPO, arXiv 2601.10201, against Shah et al., "A Comedy of Estimators", arXiv 2512.21852."""
 
 
 # The figure of `kl_in_reward`: right answers by update and by KL, and the KL by the effective coefficient.
@@ -32,7 +31,7 @@ LABELS = {
 """The label of an arm, and the estimator whose colour it has."""
 
 
-def draw(numbers: Numbers, figure: "Figure") -> None:
+def draw(numbers: Numbers, figure: Figure) -> None:
     """Four panels; filled marks are undivided, open marks divided."""
     figure.set_size_inches(15, 4.4)
     undivided, divided, frontier, effective = figure.subplots(1, 4)
