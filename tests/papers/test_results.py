@@ -6,6 +6,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+import experiments
 import pytest
 from some import first
 

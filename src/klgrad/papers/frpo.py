@@ -19,8 +19,6 @@ from .study import Check, Experiment, Figure, Numbers, Settings, ours
 SOURCE = """Yao et al., FRPO, arXiv 2601.10201, against Shah et al., "A Comedy of Estimators", arXiv 2512.21852."""
 
 
-# The figure of `kl_in_reward`: right answers by update and by KL, and the KL by the effective coefficient.
-
 LABELS = {
     "k1-reward": ("k1 in the reward", "k1-reward"),
     "k1-advantage-leave-one-out": ("k1 in the advantage", "k1-advantage"),

@@ -206,9 +206,9 @@ class Computation(Protocol):
 
     __doc__: str | None
 
-    def run(self, settings: Settings) -> Numbers: ...  # noqa: D102
-    def check(self, numbers: Numbers) -> list[Check]: ...  # noqa: D102
-    def draw(self, numbers: Numbers, figure: Figure) -> None: ...  # noqa: D102
+    def run(self, settings: Settings) -> Numbers: ...
+    def check(self, numbers: Numbers) -> list[Check]: ...
+    def draw(self, numbers: Numbers, figure: Figure) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -251,10 +251,14 @@ def over_repeats(x: "Tensor") -> dict[str, Any]:
     return {"mean": x.mean(-1).tolist(), "error": error.tolist()}
 
 
+def mean_exceeds(claim: str, repeats: Numbers, *, sign: int = 1) -> Check:
+    """Check that what `over_repeats` returns for a vector is positive, or negative with `sign=-1`, by its z-score."""
+    return exceeds(claim, sign * repeats["mean"], repeats["error"])
+
+
 def exceeds_zero(claim: str, x: "Tensor") -> Check:
     """Check that the mean of a vector of repeats is positive, by its z-score."""
-    found = over_repeats(x)
-    return exceeds(claim, found["mean"], found["error"])
+    return mean_exceeds(claim, over_repeats(x))
 
 
 MODULES = {

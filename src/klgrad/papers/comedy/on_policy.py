@@ -19,8 +19,6 @@ from ...drawing import BLUE, STYLES
 from .. import runs
 from ..study import Check, Experiment, Figure, Numbers, Settings, ours
 
-# The figure of `on_policy`: right answers over updates at each coefficient, and over the KL.
-
 LABELS = {
     "none": ("no KL", "black", "-"),
     "k1-reward": ("k1 in the reward", STYLES["k1-reward"][0], "-"),

@@ -14,8 +14,6 @@ from ...drawing import STYLES
 from .. import runs
 from ..study import Check, Experiment, Figure, Numbers, Settings
 
-# The figure of `language_model`: reward, its noise, the gap of log-probs, entropy and length over updates.
-
 LABELS = {
     "none": ("no KL", "black", "-"),
     "k1-loss": ("k1 as loss", *STYLES["k1-loss"][:2]),

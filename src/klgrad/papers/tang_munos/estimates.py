@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ...core.estimators import k1, k2, k3, k_lambda
 from ...drawing import GREY, ORANGE, style
-from ..study import Check, Comparison, Figure, Numbers, Settings, below, exceeds, ours, over_repeats, within
+from ..study import Check, Comparison, Figure, Numbers, Settings, below, mean_exceeds, ours, over_repeats, within
 from . import bandits
 
 ESTIMATORS = {"k1": k1, "k2": k2, "k3": k3}
@@ -53,12 +53,11 @@ class Fig1:
         }
 
     def check(self, numbers: Numbers) -> list[Check]:
-        """The claim, sentence by sentence."""
-        paired = {name: (x["mean"], x["error"]) for name, x in numbers["paired"].items()}
+        paired = numbers["paired"]
         return [
-            exceeds(f"at n = {FEW} squared is more accurate than vanilla", *paired["k1 / k2, few"]),
-            exceeds("variance reduced is more accurate than vanilla, at every n alike", *paired["k1 / k3, few"]),
-            exceeds(f"at n = {MANY} squared is less accurate than vanilla", *paired["k2 / k1, many"]),
+            mean_exceeds(f"at n = {FEW} squared is more accurate than vanilla", paired["k1 / k2, few"]),
+            mean_exceeds("variance reduced is more accurate than vanilla, at every n alike", paired["k1 / k3, few"]),
+            mean_exceeds(f"at n = {MANY} squared is less accurate than vanilla", paired["k2 / k1, many"]),
         ]
 
     def draw(self, numbers: Numbers, figure: Figure) -> None:
@@ -144,9 +143,8 @@ class Fig2:
         }
 
     def check(self, numbers: Numbers) -> list[Check]:
-        """The claim, sentence by sentence."""
         floor = numbers["floor"]
-        saved = {name: (x["mean"], x["error"]) for name, x in numbers["saved"].items()}
+        saved = numbers["saved"]
         return [
             within("vanilla falls as n^(-1/2)", numbers["slope"], -0.5, 0.1),
             within(
@@ -161,15 +159,15 @@ class Fig2:
                 floor["k3-loss"]["exact"],
                 0.1,
             ),
-            exceeds(
-                f"leave-one-out has the smaller error at n = {ENOUGH}", *saved[f"k1-reward-leave-one-out, n = {ENOUGH}"]
+            mean_exceeds(
+                f"leave-one-out has the smaller error at n = {ENOUGH}", saved[f"k1-reward-leave-one-out, n = {ENOUGH}"]
             ),
             *ours(
                 _leave_one_out_is_worse(numbers, f"and the larger one at n = {FEWEST}", FEWEST),
                 _leave_one_out_is_worse(numbers, f"and at n = {DEFAULT}, the paper's default", DEFAULT),
             ),
-            exceeds(
-                "the baseline v* has a smaller error than none", *saved[f"k1-reward-optimal-baseline, n = {FEWEST}"]
+            mean_exceeds(
+                "the baseline v* has a smaller error than none", saved[f"k1-reward-optimal-baseline, n = {FEWEST}"]
             ),
         ]
 
@@ -233,7 +231,7 @@ def _leave_one_out_is_worse(numbers: Numbers, claim: str, samples: int) -> Check
     name, at = "k1-reward-leave-one-out", SAMPLES.index(samples)
     with_it, without = numbers["exact"][name][at], numbers["exact"]["k1-reward"][at]
     saved = numbers["saved"][f"{name}, n = {samples}"]
-    judged = exceeds(claim, -saved["mean"], saved["error"])
+    judged = mean_exceeds(claim, saved, sign=-1)
     return replace(judged, measured=f"{with_it:.3f} against {without:.3f}, {judged.measured}")
 
 
@@ -272,7 +270,6 @@ class KLambda:
         return found
 
     def check(self, numbers: Numbers) -> list[Check]:
-        """The claim, sentence by sentence."""
         ends = [numbers["kl"][str(lam)]["mean"][-1] for lam in LAMBDAS]
         start = numbers["kl"]["0.0"]["mean"][0]
         ordered = all(a > b for a, b in pairwise(ends))

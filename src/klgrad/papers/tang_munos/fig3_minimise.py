@@ -28,7 +28,19 @@ from torch import Tensor
 
 from ...core.estimators import k1, k3
 from ...drawing import style
-from ..study import Axes, Check, Comparison, Figure, Numbers, Settings, all_exceed, exceeds, ours, over_repeats
+from ..study import (
+    Axes,
+    Check,
+    Comparison,
+    Figure,
+    Numbers,
+    Settings,
+    all_exceed,
+    exceeds,
+    mean_exceeds,
+    ours,
+    over_repeats,
+)
 from . import bandits
 
 # k3 as a loss against vanilla, on many problems: the comparison of figure 3 over samples n, starts and steps.
@@ -254,7 +266,7 @@ def _descend(methods: list[str], problems: bandits.Bandits, steps: int, generato
 
 def check(numbers: Numbers) -> list[Check]:
     """The claim, sentence by sentence, then when its sentence about k3 holds and why."""
-    fallen = {name: (x["mean"], x["error"]) for name, x in numbers["fallen"].items()}
+    fallen = numbers["fallen"]
     down = ["exact", "k1-reward", "k1-reward-leave-one-out", "k2-loss", "k3-loss"]
     few = [_cell(n, scale) for n, scale in product((1, 2), SCALES)]
     far = [_cell(SAMPLES, scale) for scale in SCALES if scale >= 1.5]
@@ -262,8 +274,8 @@ def check(numbers: Numbers) -> list[Check]:
     slower = lambda claim, cells, first: _shown(claim, _draw_shares(numbers, cells, first))
     faster = lambda claim, cells, first: _shown(claim, [1 - share for share in _draw_shares(numbers, cells, first)])
     return [
-        *(exceeds(f"{name} closes the KL", *fallen[name]) for name in down),
-        exceeds("k1 as loss drifts away", -fallen["k1-loss"][0], fallen["k1-loss"][1]),
+        *(mean_exceeds(f"{name} closes the KL", fallen[name]) for name in down),
+        mean_exceeds("k1 as loss drifts away", fallen["k1-loss"], sign=-1),
         slower("k3 as loss is slower than vanilla, n = 4, the paper's start, at every step", [PAPER], 1),
         *ours(
             *_in_most(numbers["cells"][PAPER]["experiments"], numbers["points"]),
@@ -305,7 +317,7 @@ def _reasons(numbers: Numbers) -> list[Check]:
     ahead = [(-difference, error) for difference, error in exact(points[-1])]
     most = lambda cell: (0.5 - cells[cell]["above on problems"], 0.5 / cells[cell]["problems"] ** 0.5)
     rest = cells[PAPER]["difference without thrown"]
-    thrown = exceeds("without the few runs that end above their start its mean is lower", -rest["mean"], rest["error"])
+    thrown = mean_exceeds("without the few runs that end above their start its mean is lower", rest, sign=-1)
     return [
         all_exceed("with exact gradients it is slower at step 10, with every start", exact(10)),
         all_exceed("with exact gradients it is faster at the end, with every start", ahead),

@@ -16,8 +16,6 @@ from ...drawing import STYLES
 from .. import runs
 from ..study import Check, Experiment, Figure, Numbers, Settings
 
-# The figure of `fig7_frontier`: right answers over the KL, and the KL at equal right answers.
-
 LABELS = {
     "none": ("no KL", "black", "x"),
     "k1-loss": ("k1 as loss", STYLES["k1-loss"][0], "s"),

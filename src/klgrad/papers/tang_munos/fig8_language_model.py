@@ -19,8 +19,6 @@ from .. import runs
 from ..study import Check, Experiment, Figure, Numbers, Settings, ours
 from .fig8_sequences import LITTLE
 
-# The figure of `fig8_language_model`: a row of panels for each kind of length.
-
 PANELS = {
     "kl_per_sequence": "KL(student‖teacher) per completion,\non the student's completions (the paper's measure), nats",
     "forward_kl_per_token": "KL(teacher‖student) per token,\non the teacher's completions, nats",

@@ -33,7 +33,7 @@ from ...drawing import STYLES
 from ...enumeration import END, autoregressive, target_gradients
 from ...zoo import Cell, get
 from ..runs import curve
-from ..study import Check, Figure, Numbers, Settings, below, exceeds, ours, over_repeats
+from ..study import Check, Figure, Numbers, Settings, below, exceeds, mean_exceeds, ours, over_repeats
 
 # First-order policies of many problems at once: sampled completions, and exact divergences between completions.
 #
@@ -224,8 +224,6 @@ def at_best_rate(seen: dict[str, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
     return {name: x.gather(1, best[:, None, half])[:, 0] for name, x in seen.items()}, best
 
 
-# The figure of `fig8_sequences`: a row of panels for each kind of length.
-
 LABELS = {
     "k3-loss": "token: k3 as loss",
     "token": "token: vanilla",
@@ -378,7 +376,7 @@ def check(numbers: Numbers) -> list[Check]:
     return [
         below("sequence-level estimates are unbiased (largest relative bias)", max(numbers["bias"].values()), 1e-9),
         Check("the token level is biased", f"at least {bias:.1%} of the gradient", bias > 0.01),
-        *(exceeds(claim, x["mean"], x["error"]) for claim, x in variance.items()),
+        *(mean_exceeds(claim, x) for claim, x in variance.items()),
         *(_nearer(claim, free, *sides) for claim, sides in NEARER.items()),
         _little_progress("k3 as a token loss makes little progress", free),
         *ours(
@@ -418,5 +416,5 @@ def _apart(claim: str, found: Numbers, key: str, unit: str) -> Check:
     """Whether the levels are apart, problem by problem; also reports the means of the arms."""
     ends = [[found["arms"][name][key]["mean"][-1] for name in names] for names in (SEQUENCE_LEVEL, TOKEN_LEVEL)]
     sequence, token = (f"{min(x):.1f} to {max(x):.1f}" for x in ends)
-    tested = exceeds(claim, found["apart"][key]["mean"], found["apart"][key]["error"])
+    tested = mean_exceeds(claim, found["apart"][key])
     return replace(tested, measured=f"{sequence} {unit} against {token}, {tested.measured}")

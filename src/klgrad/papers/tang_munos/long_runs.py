@@ -20,8 +20,6 @@ from ...drawing import BLACK, BLUE, PURPLE, SKY, STYLES, VERMILION
 from .. import runs
 from ..study import Check, Experiment, Figure, Numbers, Settings, ours
 
-# The figure of `long_runs`: four measures over updates, and right answers over the KL.
-
 LABELS = {
     "k3-loss": ("k3 as loss", STYLES["k3-loss"][0], "^"),
     "k1-reward": ("k1 in the reward", STYLES["k1-reward"][0], "o"),

@@ -9,7 +9,19 @@ from torch import Tensor
 
 from ...core.regularizers import forward_optimum, reverse_optimum
 from ...drawing import BLACK, ORANGE, style
-from ..study import Axes, Check, Comparison, Figure, Numbers, Settings, all_exceed, exceeds, no_gain, ours, over_repeats
+from ..study import (
+    Axes,
+    Check,
+    Comparison,
+    Figure,
+    Numbers,
+    Settings,
+    all_exceed,
+    mean_exceeds,
+    no_gain,
+    ours,
+    over_repeats,
+)
 from . import bandits
 
 # KL-regularised reward maximisation on many bandits: the simulation behind figures 4, 5 and 6.
@@ -137,20 +149,18 @@ class Fig4:
 
     def check(self, numbers: Numbers) -> list[Check]:
         """The claim, sentence by sentence, at β = 1; then what the sweep adds."""
-        end = {name: (x["mean"], x["error"]) for name, x in numbers["log end over start"].items()}
-        worse = {beta: (x["mean"], x["error"]) for beta, x in numbers["log k3 over vanilla"].items()}
-        saved = numbers["log vanilla over leave-one-out"]
+        end, worse = numbers["log end over start"], numbers["log k3 over vanilla"]
         approach = ["exact", "k1-reward", "k1-reward-leave-one-out"]
         return [
-            *(exceeds(f"{name} approaches π*", -end[name][0], end[name][1]) for name in approach),
-            exceeds("k1 as loss ends further from π* than it began", *end["k1-loss"]),
-            no_gain("k3 as loss ends no nearer π* than it began", -end["k3-loss"][0], end["k3-loss"][1]),
-            exceeds("k3 as loss ends further from π* than vanilla", *worse[str(BETA)]),
-            exceeds("leave-one-out ends nearer than vanilla", saved["mean"], saved["error"]),
+            *(mean_exceeds(f"{name} approaches π*", end[name], sign=-1) for name in approach),
+            mean_exceeds("k1 as loss ends further from π* than it began", end["k1-loss"]),
+            no_gain("k3 as loss ends no nearer π* than it began", -end["k3-loss"]["mean"], end["k3-loss"]["error"]),
+            mean_exceeds("k3 as loss ends further from π* than vanilla", worse[str(BETA)]),
+            mean_exceeds("leave-one-out ends nearer than vanilla", numbers["log vanilla over leave-one-out"]),
             *ours(
                 all_exceed(
                     f"k3 as loss ends further from π* than vanilla at every β from {BETAS[1]:g} to {BETAS[-1]:g}",
-                    [worse[str(beta)] for beta in BETAS[1:]],
+                    [(worse[str(beta)]["mean"], worse[str(beta)]["error"]) for beta in BETAS[1:]],
                 ),
                 *_sweep(numbers),
             ),
@@ -188,17 +198,14 @@ class Fig4:
 
 def _sweep(numbers: Numbers) -> list[Check]:
     """For which β k3 as a loss ends no nearer π* than it began, and why."""
-    gained = {beta: (-x["mean"], x["error"]) for beta, x in numbers["log end over start, k3"].items()}
-    long = numbers["vanilla minus k3, long"]
+    lost = numbers["log end over start, k3"]
+    inside = lost[str(INSIDE)]
+    below = f"after {LONG} steps at β = {BETAS[0]:g} the mean of k3 as loss is below vanilla's"
     return [
-        no_gain(f"k3 as loss ends no nearer π* at β = {INSIDE:g} either", *gained[str(INSIDE)]),
+        no_gain(f"k3 as loss ends no nearer π* at β = {INSIDE:g} either", -inside["mean"], inside["error"]),
         *(_mean_no_nearer(numbers, beta) for beta in EDGES),
-        *(exceeds(f"k3 as loss does approach π* at β = {beta:g}", *gained[str(beta)]) for beta in NEARER),
-        exceeds(
-            f"after {LONG} steps at β = {BETAS[0]:g} the mean of k3 as loss is below vanilla's",
-            long["mean"],
-            long["error"],
-        ),
+        *(mean_exceeds(f"k3 as loss does approach π* at β = {beta:g}", lost[str(beta)], sign=-1) for beta in NEARER),
+        mean_exceeds(below, numbers["vanilla minus k3, long"]),
         _target(numbers, "further from", [beta for beta in BETAS if beta not in NEARER]),
         _target(numbers, "nearer", NEARER),
     ]
@@ -261,16 +268,14 @@ class Fig5:
         }
 
     def check(self, numbers: Numbers) -> list[Check]:
-        """The claim, sentence by sentence."""
-        gained = {name: (x["mean"], x["error"]) for name, x in numbers["log first over last"].items()}
-        gap = numbers["log k3 over vanilla"]
-        other = numbers["log first over last, k3, other β"]
+        gained = numbers["log first over last"]
+        k3, other = gained["k3-loss"], numbers["log first over last, k3, other β"]
         return [
-            exceeds("vanilla ends nearer π* with 64 samples than with 4", *gained["k1-reward"]),
-            exceeds("leave-one-out does too", *gained["k1-reward-leave-one-out"]),
-            no_gain("k3 as loss gains nothing", *gained["k3-loss"]),
-            exceeds("at 64 samples k3 as loss is further from π* than vanilla", gap["mean"], gap["error"]),
-            *ours(exceeds(f"at β = {OTHER_BETA:g} k3 as loss does gain", other["mean"], other["error"])),
+            mean_exceeds("vanilla ends nearer π* with 64 samples than with 4", gained["k1-reward"]),
+            mean_exceeds("leave-one-out does too", gained["k1-reward-leave-one-out"]),
+            no_gain("k3 as loss gains nothing", k3["mean"], k3["error"]),
+            mean_exceeds("at 64 samples k3 as loss is further from π* than vanilla", numbers["log k3 over vanilla"]),
+            *ours(mean_exceeds(f"at β = {OTHER_BETA:g} k3 as loss does gain", other)),
         ]
 
     def draw(self, numbers: Numbers, figure: Figure) -> None:
@@ -338,21 +343,13 @@ class Fig6:
         }
 
     def check(self, numbers: Numbers) -> list[Check]:
-        """The claim, sentence by sentence."""
-        nearer, gained, stuck = (
-            (numbers[k]["mean"], numbers[k]["error"])
-            for k in ("log π* over π*_rev, last", "log first over last, π*_rev", "log first over last, π*")
-        )
+        stuck, others = numbers["log first over last, π*"], numbers["log π* over π*_rev, other β"]
+        at_last = f"at n = {FIG6_SAMPLES[-1]} it is nearer π*_rev than π*"
         return [
-            exceeds(f"at n = {FIG6_SAMPLES[-1]} it is nearer π*_rev than π*", *nearer),
-            exceeds("with more samples it comes nearer π*_rev", *gained),
-            no_gain("and not nearer π*", *stuck),
-            *ours(
-                *(
-                    exceeds(f"nearer π*_rev than π* at β = {beta}", x["mean"], x["error"])
-                    for beta, x in numbers["log π* over π*_rev, other β"].items()
-                )
-            ),
+            mean_exceeds(at_last, numbers["log π* over π*_rev, last"]),
+            mean_exceeds("with more samples it comes nearer π*_rev", numbers["log first over last, π*_rev"]),
+            no_gain("and not nearer π*", stuck["mean"], stuck["error"]),
+            *ours(*(mean_exceeds(f"nearer π*_rev than π* at β = {beta}", x) for beta, x in others.items())),
         ]
 
     def draw(self, numbers: Numbers, figure: Figure) -> None:
