@@ -164,8 +164,8 @@ def test_one_study_imports_no_other(tmp_path):
     code = "import sys; from klgrad.cli import app; app(sys.argv[1:], standalone_mode=False); print(*sys.modules)"
     command = [sys.executable, "-c", code, "reproduce", "schulman/table", "--quick", "--out", str(tmp_path)]
     loaded = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
-    studies = {name for name in loaded if name.removeprefix("klgrad.papers.") in study_runner.MODULES.values()}
-    assert studies == {"klgrad.papers.schulman.table"}
+    modules = {f"klgrad.papers.{path.partition(':')[0]}" for path in study_runner.MODULES.values()}
+    assert modules & set(loaded) == {"klgrad.papers.schulman"}
     assert "klgrad.papers.runs" not in loaded
 
 

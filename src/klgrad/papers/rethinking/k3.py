@@ -11,7 +11,7 @@ from ...core.estimators import MAX_EXPONENT, Estimator, k1, k2, k3
 from ...drawing import BLACK, GREY, style
 from ...enumeration import Problem, bandit, target_gradients
 from ..study import SIGNIFICANT, Check, Figure, Numbers, Settings, below, exceeds_zero, over_repeats, within
-from .gradients import PLACEMENTS, expected_gradient, relative_gap
+from .placements import PLACEMENTS, expected_gradient, relative_gap
 
 FIT_RANGE, FIT_DEGREE = 0.1, 7
 """Of (gap / (δ-1)²) in δ-1: the first term left out is about 0.1⁸/10 = 1e-9, below what the checks resolve."""
