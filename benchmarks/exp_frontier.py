@@ -41,8 +41,7 @@ def jobs(given: argparse.Namespace) -> list[Job]:
 
 def _job(given: argparse.Namespace, arm: str, coef: float, seed: int) -> Job:
     label = {"arm": arm, "kl_coef": coef, "learning_rate": RATE, "seed": seed}
-    own = {"kl_coef": coef, "learning_rate": RATE, "seed": seed, "max_steps": UPDATES, "eval_every": EVERY}
-    return job(label, ARMS[arm], given.model, scale_rewards="none", **own)
+    return job(label, ARMS[arm], given.model, scale_rewards="none", max_steps=UPDATES, eval_every=EVERY)
 
 
 if __name__ == "__main__":

@@ -47,8 +47,7 @@ def jobs(given: argparse.Namespace) -> list[Job]:
 
 def _job(given: argparse.Namespace, arm: str, flags: str, coef: float, seed: int) -> Job:
     label = {"arm": arm, "kl_coef": coef, "learning_rate": RATE, "seed": seed}
-    own = {"kl_coef": coef, "learning_rate": RATE, "seed": seed, "max_steps": UPDATES, "eval_every": EVERY}
-    return job(label, flags, given.model, scale_rewards="none", **own)
+    return job(label, flags, given.model, scale_rewards="none", max_steps=UPDATES, eval_every=EVERY)
 
 
 if __name__ == "__main__":

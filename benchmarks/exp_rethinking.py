@@ -32,8 +32,8 @@ def jobs(given: argparse.Namespace) -> list[Job]:
 def _job(given: argparse.Namespace, arm: str, rate: float, seed: int) -> Job:
     coef = 0.0 if arm == "none" else COEF
     label = {"arm": arm, "kl_coef": coef, "learning_rate": rate, "seed": seed}
-    own = {"kl_coef": coef, "learning_rate": rate, "seed": seed, "max_steps": UPDATES, "eval_every": EVERY}
-    return job(label, ARMS[arm], given.model, scale_rewards="group", loss_type="grpo", **own)
+    chosen = {"scale_rewards": "group", "loss_type": "grpo", "max_steps": UPDATES, "eval_every": EVERY}
+    return job(label, ARMS[arm], given.model, **chosen)
 
 
 if __name__ == "__main__":

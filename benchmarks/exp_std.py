@@ -43,8 +43,9 @@ def jobs(given: argparse.Namespace) -> list[Job]:
 
 def _job(given: argparse.Namespace, arm: str, division: str, coef: float, seed: int) -> Job:
     label = {"arm": arm, "division": division, "kl_coef": coef, "learning_rate": RATE, "seed": seed}
-    own = {"kl_coef": coef, "learning_rate": RATE, "seed": seed, "max_steps": UPDATES, "eval_every": EVERY}
-    return job(label, ARMS.get(arm, ""), given.model, scale_rewards=DIVISIONS[division], **own)
+    return job(
+        label, ARMS.get(arm, ""), given.model, scale_rewards=DIVISIONS[division], max_steps=UPDATES, eval_every=EVERY
+    )
 
 
 if __name__ == "__main__":

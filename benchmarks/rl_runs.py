@@ -36,8 +36,9 @@ DIVISOR_EPSILON = 1e-4
 
 
 def job(label: Row, arm: str, model: Path, **settings: Any) -> Job:
-    """One run: the shared settings, its own, and the flags of its arm. Its name is made of its label."""
-    chosen = {**COMMON, "model": model, **settings}
+    """One run: the shared settings, those in its label, its own, and the flags of its arm. The label is its name."""
+    labelled = {key: label[key] for key in ("kl_coef", "learning_rate", "seed")}
+    chosen = {**COMMON, "model": model, **labelled, **settings}
     flags = [str(x) for key, value in chosen.items() for x in (f"--{key}", value)]
     name = "_".join(f"{value:g}" if isinstance(value, float) else str(value) for value in label.values())
     return Job(name, {"job": name, **label}, [*flags, *arm.split()])

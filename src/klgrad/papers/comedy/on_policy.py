@@ -156,11 +156,13 @@ def _pairs(last: list[runs.Row], coef: str) -> list[tuple[runs.Row, runs.Row]]:
 def check(numbers: Numbers) -> list[Check]:
     """The paper's sentences, each by a difference at the last update, and ours."""
     differences = numbers["differences"]
-    found = [runs.exceeds_if_run(claim, numbers["fallen"][arm]) for claim, arm in COLLAPSES.items()]
+    found = [runs.exceeds_over_seeds(claim, numbers["fallen"][arm]) for claim, arm in COLLAPSES.items()]
     for claim, (_, high, _) in HIGHER.items():
         gap = differences[claim]
-        found.append(runs.collapse_if_run(claim, gap, HORIZON) if high == "start" else runs.exceeds_if_run(claim, gap))
-    higher = (runs.exceeds_if_run(claim, differences[claim]) for claim in OUR_HIGHER)
+        found.append(
+            runs.collapse_if_run(claim, gap, HORIZON) if high == "start" else runs.exceeds_over_seeds(claim, gap)
+        )
+    higher = (runs.exceeds_over_seeds(claim, differences[claim]) for claim in OUR_HIGHER)
     return [*found, *ours(*_pooled(numbers["pooled"]), *higher)]
 
 

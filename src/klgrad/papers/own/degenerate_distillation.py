@@ -23,7 +23,7 @@ from ...core.term import KLTerm
 from ...drawing import BLUE, GREEN, VERMILION
 from ...enumeration import END
 from ..runs import curve, exceeds_over_seeds
-from ..study import Check, Figure, Numbers, Settings, all_exceed, exceeds, over_repeats
+from ..study import Check, Figure, Numbers, Settings, all_exceed, exceeds, mean_exceeds, over_repeats
 from ..tang_munos.fig8_sequences import REF_SCALE, VOCAB, Problems
 from .small_model import Completions, Transformer, pretrain, prompts, sample
 
@@ -205,24 +205,17 @@ SHORT, KEPT, BACK = 0.5, 0.9, 0.95
 def check(numbers: Numbers) -> list[Check]:
     """The optimum, the transient, what a warm start does, and the transformers."""
     of = {(x["level"], x["case"]["rows"]): x for x in numbers["levels"]}
-    found = []
-    for rows in LEVEL_ROWS[:-1]:
-        claim = f"{rows} rows, which cannot match: after {_last(numbers)} updates at the sequence level completions are"
-        found.append(
-            _all(f"{claim} shorter than half of the teacher's", of["sequence", rows]["end"], SHORT, above=False)
-        )
-    found += [
-        _all("16 rows, which can match: there they have the teacher's length", of["sequence", 16]["end"], BACK),
+    ends = {key: x["end"] for key, x in of.items()}
+    few, last = LEVEL_ROWS[:-1], numbers["levels"][0]["updates"][-1]
+    short = f"rows, which cannot match: after {last} updates at the sequence level completions are shorter than half of"
+    longer = "rows: the token level ends with longer completions than the sequence level"
+    found = [
+        *(_all(f"{rows} {short} the teacher's", ends["sequence", rows], SHORT, above=False) for rows in few),
+        _all("16 rows, which can match: there they have the teacher's length", ends["sequence", 16], BACK),
         _mostly_short(
             "16 rows: on the way there completions are shorter than half of it", of["sequence", 16]["lowest"]
         ),
-        *(
-            exceeds(
-                f"{rows} rows: the token level ends with longer completions than the sequence level",
-                *_paired(of["token", rows]["end"], of["sequence", rows]["end"]),
-            )
-            for rows in LEVEL_ROWS[:-1]
-        ),
+        *(exceeds(f"{rows} {longer}", *_paired(ends["token", rows], ends["sequence", rows])) for rows in few),
         _same_as(of["warm", 4], of["sequence", 4]),
         _all("16 rows: after a warm start they are never shorter than 0.9 of it", of["warm", 16]["lowest"], KEPT),
         _farther(of),
@@ -230,18 +223,11 @@ def check(numbers: Numbers) -> list[Check]:
     cases = [x for x in numbers["varied"] if x["varied"] == "distance" and x["case"]["rows"] == 4]
     shares = [share for x in cases for share in x["end"]]
     found.append(_all("4 rows, any distance, 0 too: they end shorter than half of it", shares, SHORT, above=False))
-    for name, key, claim in (
-        ("length", "end", "4 rows: the longer the limit, the smaller the share at the end"),
-        ("discount", "end", "4 rows: the larger the discount, the smaller the share at the end"),
-    ):
-        ends = [x[key] for x in numbers["varied"] if x["varied"] == name and x["case"]["rows"] == 4]
-        pairs = [_paired(a, b) for a, b in itertools.pairwise(ends)]
-        found.append(all_exceed(claim, pairs))
+    for name, larger in (("length", "longer the limit"), ("discount", "larger the discount")):
+        shares = [x["end"] for x in numbers["varied"] if x["varied"] == name and x["case"]["rows"] == 4]
+        pairs = [_paired(a, b) for a, b in itertools.pairwise(shares)]
+        found.append(all_exceed(f"4 rows: the {larger}, the smaller the share at the end", pairs))
     return [*found, *_of_sums(numbers["sums"])] if numbers["sums"] else found
-
-
-def _last(numbers: Numbers) -> int:
-    return numbers["levels"][0]["updates"][-1]
 
 
 def _all(claim: str, shares: list[float], limit: float, *, above: bool = True) -> Check:
@@ -252,9 +238,9 @@ def _all(claim: str, shares: list[float], limit: float, *, above: bool = True) -
 
 
 def _mostly_short(claim: str, lowest: list[float]) -> Check:
-    x = SHORT - torch.tensor(lowest, dtype=torch.float64)
-    judged = exceeds(claim, float(x.mean()), float(x.std() / len(x) ** 0.5))
-    return replace(judged, measured=f"lowest share {SHORT - float(x.mean()):.2f}, {judged.measured}")
+    below = over_repeats(SHORT - torch.tensor(lowest, dtype=torch.float64))
+    judged = mean_exceeds(claim, below)
+    return replace(judged, measured=f"lowest share {SHORT - below['mean']:.2f}, {judged.measured}")
 
 
 def _paired(ones: list[float], others: list[float]) -> tuple[float, float]:

@@ -399,7 +399,9 @@ def _apart(by_name: dict[str, list[runs.Row]]) -> dict[str, runs.Found]:
 def check(numbers: Numbers) -> list[Check]:
     """Sentences about the training runs, about the gradients, and about what the gradients predict of the runs."""
     compared = numbers["comparisons"]
-    found = [runs.exceeds_if_run(claim, at[LARGE]) for claim, at in compared.items()]
-    found += [runs.exceeds_if_run(f"with batches of 64, {claim}", compared[claim][SMALL]) for claim in AT_BOTH_SIZES]
-    found.append(runs.exceeds_if_run(GAINS_LESS, numbers["gains less"]))
+    found = [runs.exceeds_over_seeds(claim, at[LARGE]) for claim, at in compared.items()]
+    found += [
+        runs.exceeds_over_seeds(f"with batches of 64, {claim}", compared[claim][SMALL]) for claim in AT_BOTH_SIZES
+    ]
+    found.append(runs.exceeds_over_seeds(GAINS_LESS, numbers["gains less"]))
     return [*found, *gradient_checks(numbers["gradients"]), *prediction_checks(numbers["gradients"], numbers["apart"])]

@@ -299,18 +299,13 @@ AHEAD = 0.05
 def _of_sums(arms: dict[str, list[Numbers]]) -> list[Check]:
     end = lambda arm, key: torch.tensor([x[key][-1] for x in arms[arm]], dtype=torch.float64)
     found = []
-    for claim, key, more, less in (
-        (
-            "transformer: with groups without spread undivided, more answers are right than divided",
-            "right",
-            REMEDY,
-            "divided",
-        ),
-        ("transformer: divided, the policy stays nearer to ref than with these undivided", "kl", REMEDY, "divided"),
+    for key, least, claim in (
+        ("right", EVALUATION, "with groups without spread undivided, more answers are right than divided"),
+        ("kl", 0.0, "divided, the policy stays nearer to ref than with these undivided"),
     ):
-        gap = over_repeats(end(more, key) - end(less, key))
-        error = max(gap["error"], EVALUATION / len(arms[more]) ** 0.5) if key == "right" else gap["error"]
-        found.append(exceeds_over_seeds(claim, {"difference": gap["mean"], "error": error, "seeds": len(arms[more])}))
+        gap, seeds = over_repeats(end(REMEDY, key) - end("divided", key)), len(arms[REMEDY])
+        difference = {"difference": gap["mean"], "error": max(gap["error"], least / seeds**0.5), "seeds": seeds}
+        found.append(exceeds_over_seeds(f"transformer: {claim}", difference))
     return found
 
 

@@ -139,12 +139,10 @@ def _at_rate(gaps: dict[str, runs.Found | None], rate: str) -> list[Check]:
     effect = gaps["k2 as loss ends nearer to ref than no KL"]
     margins = (SAME_REWARD, SAME_KL * effect["difference"] if effect and runs.counts(effect) else None)
     found = [_same(f"{claim}, rate {rate}", gaps[claim], at) for claim, at in zip(SAME, margins, strict=True)]
-    return [*found, *(runs.exceeds_if_run(f"{claim}, rate {rate}", gaps[claim]) for claim in HIGHER)]
+    return [*found, *(runs.exceeds_over_seeds(f"{claim}, rate {rate}", gaps[claim]) for claim in HIGHER)]
 
 
 def _same(claim: str, found: runs.Found | None, margin: float | None) -> Check:
-    if found is None:
-        return runs.undecided_without_runs(claim)
-    if margin is None:
+    if found and margin is None:
         return Check(claim, "no margin: k2 as loss is not nearer to ref either", holds=False, decided=False)
-    return runs.equal_over_seeds(claim, found, margin)
+    return runs.equal_over_seeds(claim, found, margin or 0.0)

@@ -173,6 +173,6 @@ def _at_length(numbers: Numbers, lengths: str, words: str) -> list[Check]:
     found = numbers["differences"][lengths]
     return [
         runs.below_if_run(f"{LITTLE_PROGRESS}, {words}", numbers["progress"][lengths], LITTLE),
-        *(runs.exceeds_if_run(f"{claim}, {words}", found[claim]) for claim in SLOWER),
-        *ours(*(runs.exceeds_if_run(f"{claim}, {words}", found[claim]) for claim in (*OUR_SLOWER, FARTHER))),
+        *(runs.exceeds_over_seeds(f"{claim}, {words}", found[claim]) for claim in SLOWER),
+        *ours(*(runs.exceeds_over_seeds(f"{claim}, {words}", found[claim]) for claim in (*OUR_SLOWER, FARTHER))),
     ]
