@@ -10,7 +10,6 @@ from klgrad import (
     ImportanceWeighting,
     KLTerm,
     Mask,
-    Rollout,
     Truncate,
     consistency_loss,
     squared_sequence,
@@ -163,18 +162,3 @@ def test_the_consistency_loss_is_half_the_variance_and_its_gradient():
 
         found = mean_gradient_over_groups(SMALL, size, loss, on_policy=False)
         EXACT.check_vector(found, target.flatten())
-
-
-def test_the_consistency_loss_vanishes_at_the_optimum_under_any_sampler():
-    reward, beta = torch.tensor([0.4, -0.3, 1.0, 0.2]).double(), 0.7
-    optimum = SMALL.ref_logp.sum(-1) + reward / beta
-    optimum = optimum - optimum.logsumexp(0)
-    one_token = lambda x: x[:, None].contiguous()
-    rollout = Rollout(
-        one_token(optimum), one_token(SMALL.ref_logp.sum(-1)), torch.ones(4, 1), group=torch.zeros(4, dtype=torch.long)
-    )
-    EXACT.check(consistency_loss(rollout, reward, beta), 0.0)
-    off = Rollout(
-        one_token(SMALL.logp.sum(-1)), one_token(SMALL.ref_logp.sum(-1)), torch.ones(4, 1), group=rollout.group
-    )
-    assert consistency_loss(off, reward, beta) > 1e-3
