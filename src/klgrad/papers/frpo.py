@@ -10,11 +10,9 @@ weight of the KL's gradient relative to that of the reward's. No run collapses h
 judged at a coefficient of 0.1, which has three seeds. Design, table and limits: docs/experiments.md.
 """
 
-from typing import Any
-
 from ..drawing import STYLES
 from . import runs
-from .study import Check, Experiment, Figure, Numbers, Settings, ours
+from .study import Axes, Check, Experiment, Figure, Numbers, Settings, ours
 
 SOURCE = """Yao et al., FRPO, arXiv 2601.10201, against Shah et al., "A Comedy of Estimators", arXiv 2512.21852."""
 
@@ -49,14 +47,14 @@ def _look(name: str) -> tuple[str, str]:
     return colour, colour if division == "undivided" else "white"
 
 
-def _updates(numbers: Numbers, axis: Any, division: str) -> None:
+def _updates(numbers: Numbers, axis: Axes, division: str) -> None:
     for arm, (label, estimator) in LABELS.items():
         runs.curve(axis, numbers["paths"][f"{arm} {division}"], STYLES[estimator][0], label=label)
     axis.set(xlabel="updates", ylabel="right answers, in domain", xticks=[0, 20, 40, 60])
     axis.set_title(f"advantages {division}, β = 0.1\n3 seeds, ± 1 SE")
 
 
-def _frontier(numbers: Numbers, axis: Any) -> None:
+def _frontier(numbers: Numbers, axis: Axes) -> None:
     for run in numbers["runs"]:
         colour, face = _look(run["name"])
         axis.plot(run["kl"], run["correct_in"], "o", ms=5, color=colour, mfc=face, zorder=3)
@@ -67,7 +65,7 @@ def _frontier(numbers: Numbers, axis: Any) -> None:
     axis.set_title("each run of every β\n(filled: undivided; open: divided)")
 
 
-def _effective(numbers: Numbers, axis: Any) -> None:
+def _effective(numbers: Numbers, axis: Axes) -> None:
     for setting, found in numbers["end"].items():
         colour, face = _look(setting.rpartition(" ")[0])
         if setting.startswith("none"):

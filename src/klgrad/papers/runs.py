@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from ..errors import ExperimentError
-from .study import Check, Experiment, Settings
+from .study import Axes, Check, Experiment, Numbers, Settings
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -353,7 +353,7 @@ def failures(rows: Iterable[Row], last: int, name_of: Callable[[Row], str]) -> d
     return found
 
 
-def runs_of(last: list[Row], name_of: Callable[[Row], str]) -> list[dict[str, Any]]:
+def runs_of(last: list[Row], name_of: Callable[[Row], str]) -> list[Numbers]:
     """One point for each run."""
     return [
         {
@@ -367,7 +367,7 @@ def runs_of(last: list[Row], name_of: Callable[[Row], str]) -> list[dict[str, An
     ]
 
 
-def curve_of(last: list[Row], name_of: Callable[[Row], str]) -> dict[str, Any]:
+def curve_of(last: list[Row], name_of: Callable[[Row], str]) -> Numbers:
     """The curve of all runs, what it explains, and how far each arm is from the curve of the others."""
     kl = torch.tensor([float(row["kl_per_sequence"]) for row in last], dtype=torch.float64)
     right = torch.tensor([float(row["correct_in"]) for row in last], dtype=torch.float64)
@@ -573,7 +573,7 @@ def nearest(ends: Iterable[Row], name_of: Callable[[Row], Name]) -> dict[Name, R
 # What the figures of several results draw.
 
 
-def band(axis: Any, at: Sequence[float], path: dict[str, list[float]], colour: str, alpha: float = 0.13) -> None:
+def band(axis: Axes, at: Sequence[float], path: dict[str, list[float]], colour: str, alpha: float = 0.13) -> None:
     """A band of one standard error around a mean.
 
     Args:
@@ -588,16 +588,14 @@ def band(axis: Any, at: Sequence[float], path: dict[str, list[float]], colour: s
     axis.fill_between(at, low, high, color=colour, alpha=alpha, lw=0)
 
 
-def curve(
-    axis: Any, path: dict[str, Any] | None, colour: str, line: str = "-", alpha: float = 0.13, **look: Any
-) -> None:
+def curve(axis: Axes, path: Numbers | None, colour: str, line: str = "-", alpha: float = 0.13, **look: Any) -> None:
     """Draw what `paths` has of a setting, with its `band`; nothing without it."""
     if path is not None:
         axis.plot(path["updates"], path["mean"], line, color=colour, **look)
         band(axis, path["updates"], path, colour, alpha)
 
 
-def logarithmic(axis: Any) -> None:
+def logarithmic(axis: Axes) -> None:
     """Make the y axis logarithmic, with small plain numbers at all its ticks."""
     axis.set_yscale("log")
     axis.yaxis.set_major_formatter("{x:g}")

@@ -241,7 +241,7 @@ class Study:
         return getattr(self.computation, "compare", None)
 
 
-def over_repeats(x: "Tensor") -> dict[str, Any]:
+def over_repeats(x: "Tensor") -> Numbers:
     """Mean and standard error over the last axis, in the dtype of `x`.
 
     Returns:
@@ -412,7 +412,7 @@ def files_of(study: Study, out: Path) -> list[Path]:
     return [out / f"{study.name}.{kind}" for kind in ("json", *KINDS)]
 
 
-def _kept(study: Study, data: Path, requested: dict[str, Any]) -> Numbers | None:
+def _kept(study: Study, data: Path, requested: Numbers) -> Numbers | None:
     """Numbers of an earlier run with the same settings; None if there are none, or if they cannot be judged."""
     try:
         saved = json.loads(data.read_text(encoding="utf-8"))

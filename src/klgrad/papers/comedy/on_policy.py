@@ -13,11 +13,10 @@ docs/experiments.md.
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 from ...drawing import BLUE, STYLES
 from .. import runs
-from ..study import Check, Experiment, Figure, Numbers, Settings, ours
+from ..study import Axes, Check, Experiment, Figure, Numbers, Settings, ours
 
 LABELS = {
     "none": ("no KL", "black", "-"),
@@ -47,7 +46,7 @@ def draw(numbers: Numbers, figure: Figure) -> None:
         panels[0].legend(loc="lower right", fontsize=8.5)
 
 
-def _updates(numbers: Numbers, axis: Any, coefficient: str, arms: tuple[str, ...]) -> None:
+def _updates(numbers: Numbers, axis: Axes, coefficient: str, arms: tuple[str, ...]) -> None:
     for arm in arms:
         label, colour, line = LABELS[arm]
         path = numbers["paths"].get(f"{arm} {'0.0' if arm == 'none' else coefficient}")
@@ -55,7 +54,7 @@ def _updates(numbers: Numbers, axis: Any, coefficient: str, arms: tuple[str, ...
     axis.set(xlabel="updates", title=f"β = {float(coefficient):g}\n3 seeds, ± 1 SE", xticks=[0, 20, 40, 60])
 
 
-def _frontier(numbers: Numbers, axis: Any, arms: tuple[str, ...]) -> None:
+def _frontier(numbers: Numbers, axis: Axes, arms: tuple[str, ...]) -> None:
     for run in (run for run in numbers["runs"] if run["name"] in arms):
         _, colour, line = LABELS[run["name"]]
         axis.plot(run["kl"], run["correct_in"], MARKS[line], ms=5, color=colour, mfc="none", zorder=3)

@@ -13,7 +13,6 @@ with their working: the teacher has 1.2 million parameters, and a student either
 
 import itertools
 from dataclasses import asdict, dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,7 +22,7 @@ from ...core.term import KLTerm
 from ...drawing import BLUE, GREEN, VERMILION
 from ...enumeration import END
 from ..runs import curve, exceeds_over_seeds
-from ..study import Check, Figure, Numbers, Settings, all_exceed, exceeds, mean_exceeds, over_repeats
+from ..study import Axes, Check, Figure, Numbers, Settings, all_exceed, exceeds, mean_exceeds, over_repeats
 from ..tang_munos.fig8_sequences import REF_SCALE, VOCAB, Problems
 from .small_model import Completions, Transformer, pretrain, prompts, sample
 
@@ -317,7 +316,7 @@ def draw(numbers: Numbers, figure: Figure) -> None:
     _draw_sums(numbers["sums"], axes[2][2], "the same", "teacher")
 
 
-def _draw_varied(numbers: Numbers, axis: Any, name: str, number: int) -> None:
+def _draw_varied(numbers: Numbers, axis: Axes, name: str, number: int) -> None:
     for rows, colour in ((4, VERMILION), (16, BLUE)):
         found = [x for x in numbers["varied"] if x["varied"] == name and x["case"]["rows"] == rows]
         at = [x["case"][name] for x in found]
@@ -334,7 +333,7 @@ def _draw_varied(numbers: Numbers, axis: Any, name: str, number: int) -> None:
     axis.legend(fontsize=8)
 
 
-def _draw_sums(runs: list[Numbers], axis: Any, student: str, key: str) -> None:
+def _draw_sums(runs: list[Numbers], axis: Axes, student: str, key: str) -> None:
     for level, colour in COLOURS.items():
         for x in (x for x in runs if (x["student"], x["level"]) == (student, level)):
             label = {"warm": "token level, then sequence"}.get(level, NAMES[level]) if x["seed"] == 0 else None

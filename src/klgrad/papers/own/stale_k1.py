@@ -19,7 +19,6 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,7 +26,7 @@ from torch.func import functional_call, jvp, vjp
 
 from ...drawing import BLACK, BLUE, GREEN, GREY, ORANGE, VERMILION
 from ..runs import Found, below_if_run, counts, exceeds_over_seeds
-from ..study import Check, Figure, Numbers, Settings, below, exceeds, over_repeats
+from ..study import Axes, Check, Figure, Numbers, Settings, below, exceeds, over_repeats
 from .small_model import PROMPT, Completions, Transformer, pretrain, prompts, sample, texts
 
 PRODUCTS = (0.5, 0.8, 0.95, 1.05, 1.2, 2.0)
@@ -588,13 +587,13 @@ def draw(numbers: Numbers, figure: Figure) -> None:
     reward.legend(fontsize=8)
 
 
-def _threshold(axis: Any, title: str, ylabel: str) -> None:
+def _threshold(axis: Axes, title: str, ylabel: str) -> None:
     axis.axvline(1, color=BLACK, lw=0.8, ls=":")
     axis.set_title(title, fontsize=10)
     axis.set(xlabel="η β λ_max(F) L", ylabel=ylabel)
 
 
-def _draw_growth(numbers: Numbers, axis: Any, *, transformer: bool = False) -> None:
+def _draw_growth(numbers: Numbers, axis: Axes, *, transformer: bool = False) -> None:
     rows = numbers["transformer"]["growth"] if transformer else numbers["growth"]
     mean = lambda x: x["measured"] if transformer else x["measured"]["mean"]
     colours = dict(zip(LAGS, (BLACK, BLUE, GREEN, ORANGE, VERMILION, GREY), strict=True))
@@ -612,7 +611,7 @@ def _draw_growth(numbers: Numbers, axis: Any, *, transformer: bool = False) -> N
     axis.legend(fontsize=8)
 
 
-def _draw_answers(sums: Numbers, axis: Any) -> None:
+def _draw_answers(sums: Numbers, axis: Axes) -> None:
     base = sums["runs"][0]
     for lag, colour in ((2, BLUE), (10, VERMILION)):
         runs = [x for x in sums["runs"] if x["lag"] == lag and not x["repeated"]]

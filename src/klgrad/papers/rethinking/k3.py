@@ -47,7 +47,7 @@ class Bias:
             "delta_minus_1": wide.tolist(),
             "short": _short_by(wide).tolist(),
             "distance": distances,
-            "gap": [[_gap(_at(problem, distance)) for distance in distances] for problem in bandits],
+            "gap": [[_gap(_ref_at(problem, distance)) for distance in distances] for problem in bandits],
         }
 
     def check(self, numbers: Numbers) -> list[Check]:
@@ -103,8 +103,8 @@ def _fit() -> list[float]:
     return [c / FIT_RANGE**i for i, c in enumerate(solution.tolist())]
 
 
-def _at(problem: Problem, distance: float) -> Problem:
-    """The same policy, with ref drawn nearer to it along a straight line of logits."""
+def _ref_at(problem: Problem, distance: float) -> Problem:
+    """The same policy, with ref moved along a straight line of logits to this share of its distance."""
     return replace(problem, ref_logits=torch.lerp(problem.logits, problem.ref_logits, distance)).on_policy()
 
 
@@ -126,7 +126,7 @@ VARIANCE_ARMS = 20
 DISTANCES = tuple(2.0**i for i in range(-8, 3))
 """Standard deviation of π's logits from ref's."""
 EXACT = 1e-9
-"""Relative; float64 leaves about 1e-14."""
+"""Relative; float64 leaves about 1e-14 of a sum or a quadrature."""
 
 
 class Variance:
@@ -203,11 +203,6 @@ def _policy_at(problem: Problem, distance: float) -> Problem:
     return replace(problem, logits=torch.lerp(problem.ref_logits, problem.logits, distance)).on_policy()
 
 
-def _ref_at(problem: Problem, distance: float) -> Problem:
-    """The same π, with ref moved likewise."""
-    return replace(problem, ref_logits=torch.lerp(problem.logits, problem.ref_logits, distance)).on_policy()
-
-
 def _measure_all(problems: list[list[Problem]]) -> Numbers:
     measured = torch.tensor([[_measure(problem) for problem in row] for row in problems], dtype=torch.float64)
     k3_variance, k1_variance, chi_square, exponent = measured.unbind(-1)
@@ -247,7 +242,6 @@ REACH = 14.0
 EXPONENT_REACH = 27.0
 """z²(1 - σ_q²)/2, the main part of the exponent -l, is at most this: below the cap, with a margin for the rest."""
 POINTS = 8001
-EXACT = 1e-9
 MIDDLE = (0.025, 0.975)
 
 

@@ -8,11 +8,9 @@ vocabulary. Steadiness is the noise of the training reward: its standard deviati
 trend. Design, table and limits: docs/experiments.md.
 """
 
-from typing import Any
-
 from ...drawing import STYLES
 from .. import runs
-from ..study import Check, Experiment, Figure, Numbers, Settings
+from ..study import Axes, Check, Experiment, Figure, Numbers, Settings
 
 LABELS = {
     "none": ("no KL", "black", "-"),
@@ -47,7 +45,7 @@ def draw(numbers: Numbers, figure: Figure) -> None:
     figure.legend(handles, labels, loc="outside lower center", ncols=len(LABELS), fontsize=9)
 
 
-def _updates(axis: Any, paths: Numbers, rate: str) -> None:
+def _updates(axis: Axes, paths: Numbers, rate: str) -> None:
     """Means over seeds, with bands of one standard error."""
     for arm, (label, colour, line) in LABELS.items():
         runs.curve(axis, paths.get(f"{arm} {rate}"), colour, line, alpha=0.15, label=label)

@@ -227,8 +227,6 @@ WEIGHTINGS: dict[str, Callable[[Tensor], Tensor]] = {
     "ratio": lambda ratio: ratio,
     "clipped": CLIP,
 }
-EXACT = 1e-9
-"""Relative; float64 leaves about 1e-14."""
 BIASED = 1e-6
 """Relative; a thousand times `EXACT`."""
 

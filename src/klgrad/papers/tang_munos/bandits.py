@@ -4,7 +4,6 @@ import inspect
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,6 +14,7 @@ from ...core.divergences import Divergence
 from ...core.estimators import k1, k2, k3
 from ...drawing import STYLES, style
 from ...errors import LossCallError
+from ..study import Numbers
 
 # Many bandits at once: the paper's tabular protocol (appendix C), batched over methods and repeats.
 #
@@ -189,7 +189,7 @@ def _check_weight(name: str, weight: Weight) -> None:
         )
 
 
-def looks(methods: Iterable[str]) -> dict[str, dict[str, Any]]:
+def looks(methods: Iterable[str]) -> dict[str, Numbers]:
     """The look of each method in figures; a user's have colours of their own."""
     found, colours = {}, iter(OWN_COLOURS * len(list(methods)))
     for name in methods:

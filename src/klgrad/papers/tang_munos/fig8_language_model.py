@@ -12,11 +12,10 @@ than at the start. Design, tables and limits: docs/experiments.md.
 
 import math
 from statistics import median
-from typing import Any
 
 from ...drawing import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION
 from .. import runs
-from ..study import Check, Experiment, Figure, Numbers, Settings, ours
+from ..study import Axes, Check, Experiment, Figure, Numbers, Settings, ours
 from .fig8_sequences import LITTLE
 
 PANELS = {
@@ -62,7 +61,7 @@ def draw(numbers: Numbers, figure: Figure) -> None:
     figure.legend(*axes[0][0].get_legend_handles_labels(), ncols=4, loc="outside lower center")
 
 
-def _each_end(by_arm: dict[str, list[dict[str, list[float]]]], axis: Any) -> None:
+def _each_end(by_arm: dict[str, list[dict[str, list[float]]]], axis: Axes) -> None:
     """The KL of each run; open if its completions are of a few tokens only."""
     for i, (arm, (_, color, _)) in enumerate(STYLES.items()):
         for j, run in enumerate(by_arm[arm]):

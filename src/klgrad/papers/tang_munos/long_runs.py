@@ -14,11 +14,10 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 from ...drawing import BLACK, BLUE, PURPLE, SKY, STYLES, VERMILION
 from .. import runs
-from ..study import Check, Experiment, Figure, Numbers, Settings, ours
+from ..study import Axes, Check, Experiment, Figure, Numbers, Settings, ours
 
 LABELS = {
     "k3-loss": ("k3 as loss", STYLES["k3-loss"][0], "^"),
@@ -60,12 +59,12 @@ def draw(numbers: Numbers, figure: Figure) -> None:
         across[0].set_ylim(0, 0.8)
 
 
-def _over_updates(paths: dict[str, Any], axis: Any, arms: dict[str, tuple[str, str, str]]) -> None:
+def _over_updates(paths: Numbers, axis: Axes, arms: dict[str, tuple[str, str, str]]) -> None:
     for arm, (_, colour, _) in arms.items():
         runs.curve(axis, paths.get(arm), colour, lw=1.6)
 
 
-def _over_kl(numbers: Numbers, axis: Any, arms: dict[str, tuple[str, str, str]]) -> None:
+def _over_kl(numbers: Numbers, axis: Axes, arms: dict[str, tuple[str, str, str]]) -> None:
     for arm, (label, colour, mark) in arms.items():
         if own := [point for point in numbers["points"] if point["name"] == arm]:
             look = {"ms": 4, "color": colour, "mfc": "none", "lw": 0, "label": label}
