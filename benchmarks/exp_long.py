@@ -16,12 +16,10 @@ import argparse
 
 from experiment import command
 from packed import Job
-from rl_runs import job, train
+from rl_runs import RATE, SEEDS, job, train
 
 UPDATES = 300
 EVERY = 30
-RATE = 1e-5
-SEEDS = (0, 1, 2)
 ARMS = {
     "k3-loss": ("--kl_cell k3-loss", 0.03),
     "k1-reward": ("--kl_cell k1-reward-leave-one-out", 0.03),

@@ -14,7 +14,11 @@ from typing import Any
 
 from packed import Job, Row
 
+UPDATES, EVERY, RATE, SEEDS = 60, 20, 1e-5, (0, 1, 2)
+"""Updates, how many lie between two evaluations, learning rate and seeds of experiments that have no others."""
 COMMON: dict[str, Any] = {
+    "max_steps": UPDATES,
+    "eval_every": EVERY,
     "task": "mixed-addition,mixed-subtraction",
     "eval_task": "mixed-addition,mixed-subtraction,maximum,mixed-word-problems,mixed-three-summands",
     "digits": 2,

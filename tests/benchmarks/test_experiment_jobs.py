@@ -17,6 +17,7 @@ import exp_rethinking as rethought
 import exp_reuse
 import exp_stale_distill
 import harness
+import rl_runs
 
 from klgrad.papers.asyncopd import stale_distillation
 from klgrad.papers.comedy import asynchronous
@@ -76,9 +77,9 @@ def test_the_studies_know_the_arms_of_the_experiments_with_a_reward():
     assert set(language_model.LABELS) == set(rethought.ARMS)
     assert {arm for _, *arms in language_model.HIGHER.values() for arm in arms} <= set(rethought.ARMS)
     assert set(language_model.RATES) == {f"{rate:g}" for rate in rethought.RATES}
-    assert (language_model.LAST, language_model.EVERY) == (rethought.UPDATES, rethought.EVERY)
+    assert (language_model.LAST, language_model.EVERY) == (rl_runs.UPDATES, rl_runs.EVERY)
     assert set(frontier.ARMS) <= set(fig7_frontier.ARMS)
-    assert fig7_frontier.LAST == frontier.UPDATES
+    assert fig7_frontier.LAST == rl_runs.UPDATES
 
 
 def test_the_study_of_long_runs_knows_its_arms_and_evaluations():
