@@ -419,28 +419,32 @@ def check(numbers: Numbers) -> list[Check]:
         below("exact: it grows at the predicted rate (largest relative difference of a mean)", max(off), NEAR),
         _same_end(numbers["ends"]),
     ]
-    queue, fresh, repeated = (_shares(numbers["collapses"], name) for name in ("queue", "fresh", "repeated"))
+    of_queue = {name: [x for x in numbers["collapses"] if x["queue"] == name] for name in QUEUES}
+    queue, gone = of_queue["queue"], [_at(x, "collapsed", 0.8)["mean"] for x in of_queue["queue"]]
     found += [
         exceeds(
             "sampled: above the threshold (1.2) more runs collapse than with fresh completions at the same rate",
-            *_difference(queue, fresh, 1.2),
+            *_difference(queue, of_queue["fresh"], 1.2),
         ),
         Check(
             "sampled: no run collapses below the threshold (0.8)",
-            f"{_least(queue, 0.8):.0%} to {_most(queue, 0.8):.0%} of the runs of a setting",
-            _most(queue, 0.8) == 0,
+            f"{min(gone):.0%} to {max(gone):.0%} of the runs of a setting",
+            max(gone) == 0,
         ),
-        exceeds("a repeated batch collapses more runs than a queue, at 0.3", *_difference(repeated, queue, 0.3)),
+        exceeds(
+            "a repeated batch collapses more runs than a queue, at 0.3", *_difference(of_queue["repeated"], queue, 0.3)
+        ),
     ]
     sgd, adam = ([x for x in numbers["rewarded"] if x["optimiser"] == name] for name in RATES)
+    lost = [_at(x, "collapsed", 4.0)["mean"] for x in adam]
     found += [
         _costs("with a reward, SGD: above the threshold (2) the term costs reward", sgd, 2.0),
         _free("with a reward, SGD: below it (0.5) it costs less than 5% of the reward", sgd, 0.5),
         Check(
             "with a reward, Adam: most policies lose nine tenths of their entropy above the threshold of Adam's second "
             "moments (4)",
-            f"at most {max(_at(x, 'collapsed', 4.0)['mean'] for x in adam):.0%} of the runs of a setting",
-            min(_at(x, "collapsed", 4.0)["mean"] for x in adam) > 0.5,
+            f"at most {max(lost):.0%} of the runs of a setting",
+            min(lost) > 0.5,
         ),
     ]
     return [*found, *_of_transformer(numbers)] if numbers["sums"] else found
@@ -465,21 +469,9 @@ def _same_end(ends: list[Numbers]) -> Check:
     return below("exact: where it ends depends on the product and not on the lag (share of the entropy)", off, 1e-3)
 
 
-def _shares(found: list[Numbers], queue: str) -> list[Numbers]:
-    return [x for x in found if x["queue"] == queue]
-
-
 def _at(found: Numbers, key: str, product: float) -> dict[str, float]:
     i = found["products"].index(product)
     return {name: values[i] for name, values in found[key].items()}
-
-
-def _least(found: list[Numbers], product: float) -> float:
-    return min(_at(x, "collapsed", product)["mean"] for x in found)
-
-
-def _most(found: list[Numbers], product: float) -> float:
-    return max(_at(x, "collapsed", product)["mean"] for x in found)
 
 
 def _difference(ones: list[Numbers], others: list[Numbers], product: float) -> tuple[float, float]:

@@ -143,25 +143,13 @@ class Fig2:
         }
 
     def check(self, numbers: Numbers) -> list[Check]:
-        floor = numbers["floor"]
-        saved = numbers["saved"]
+        saved, floors = numbers["saved"], {k: numbers["floor"][f"{k}-loss"] for k in ("k1", "k3")}
+        at_floor = f"as loss at n = {MOST} is at its floor"
+        smaller = saved[f"k1-reward-leave-one-out, n = {ENOUGH}"]
         return [
             within("vanilla falls as n^(-1/2)", numbers["slope"], -0.5, 0.1),
-            within(
-                f"k1 as loss at n = {MOST} is at its floor",
-                floor["k1-loss"]["measured"],
-                floor["k1-loss"]["exact"],
-                0.1,
-            ),
-            within(
-                f"k3 as loss at n = {MOST} is at its floor",
-                floor["k3-loss"]["measured"],
-                floor["k3-loss"]["exact"],
-                0.1,
-            ),
-            mean_exceeds(
-                f"leave-one-out has the smaller error at n = {ENOUGH}", saved[f"k1-reward-leave-one-out, n = {ENOUGH}"]
-            ),
+            *(within(f"{k} {at_floor}", found["measured"], found["exact"], 0.1) for k, found in floors.items()),
+            mean_exceeds(f"leave-one-out has the smaller error at n = {ENOUGH}", smaller),
             *ours(
                 _leave_one_out_is_worse(numbers, f"and the larger one at n = {FEWEST}", FEWEST),
                 _leave_one_out_is_worse(numbers, f"and at n = {DEFAULT}, the paper's default", DEFAULT),
