@@ -240,7 +240,9 @@ class Synthetic:
         near = numbers["by_share"][0]
         worst = lambda kind, name: max(value for group in groups for value in group[kind][name])
         bias = {name: [value for group in numbers["by_length"] for value in group["bias"][name]] for name in LABELS}
-        noticed = {name: _quotients(near["bias"][name], near["deviation"][name]) for name in LABELS}
+        close, apart = near["deviation"], numbers["by_share"][-1]["deviation"]
+        noticed = {k: [a / b for a, b in zip(near["bias"][k], close[k], strict=True)] for k in ("k1-loss", "k3-reward")}
+        less = "k1 in loss: its bias is less of its deviation than k3 in reward's is, B close to A"
         return [
             below("k1 in reward: unbiased", worst("bias", "k1-reward"), EXACT),
             below("k1 in both: unbiased", worst("bias", "k1-both"), EXACT),
@@ -252,22 +254,14 @@ class Synthetic:
             _more("k3 in loss: biased", bias["k3-loss"], bias["k1-reward"]),
             _more("k3 in reward: more bias than k3 in loss", bias["k3-reward"], bias["k3-loss"]),
             _more("k1 in loss: less bias than k3 in reward", bias["k3-reward"], bias["k1-loss"]),
-            _more(
-                "k1 in loss: more deviation than k1 in reward, B close to A",
-                near["deviation"]["k1-loss"],
-                near["deviation"]["k1-reward"],
-            ),
+            _more("k1 in loss: more deviation than k1 in reward, B close to A", close["k1-loss"], close["k1-reward"]),
             *ours(
                 _more(
                     "k1 in loss: less deviation than k1 in reward, A and B independent",
-                    numbers["by_share"][-1]["deviation"]["k1-reward"],
-                    numbers["by_share"][-1]["deviation"]["k1-loss"],
+                    apart["k1-reward"],
+                    apart["k1-loss"],
                 ),
-                _more(
-                    "k1 in loss: its bias is less of its deviation than k3 in reward's is, B close to A",
-                    noticed["k3-reward"],
-                    noticed["k1-loss"],
-                ),
+                _more(less, noticed["k3-reward"], noticed["k1-loss"]),
             ),
         ]
 
@@ -312,10 +306,6 @@ def _halves(found: dict[str, Moments], estimator: str, target: Tensor) -> list[f
     """How far β/2 in the reward and β/2 in the loss are from half of ∇KL."""
     mean = found[f"{estimator}-reward"].mean / 2 + found[f"{estimator}-loss"].mean / 2
     return relative_error(mean, target / 2).tolist()
-
-
-def _quotients(above: list[float], under: list[float]) -> list[float]:
-    return [a / b for a, b in zip(above, under, strict=True)]
 
 
 def _more(claim: str, larger: list[float], smaller: list[float]) -> Check:

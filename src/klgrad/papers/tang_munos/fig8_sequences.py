@@ -297,9 +297,7 @@ NEARER = {
 }
 """The arm with the higher variance or KL, and the one with the lower."""
 NEARER_AT_FIXED_LENGTH = {
-    "k3 as a token loss ends farther than token vanilla": ("k3-loss", "token"),
-    "leave-one-out ends nearer than sequence vanilla": ("k1-reward", "k1-reward-leave-one-out"),
-    "cumulative ends nearer than sequence vanilla": ("k1-reward", "to-go"),
+    **{claim: sides for claim, sides in NEARER.items() if sides != ("token", "k1-reward")},
     "exact with leave-one-out by step ends nearer than cumulative": ("to-go", "exact-leave-one-out"),
 }
 AHEAD, DISCOUNTED = ("k1-reward", "token"), ("exact-leave-one-out", "discount")
