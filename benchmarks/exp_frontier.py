@@ -15,12 +15,8 @@ import argparse
 
 from experiment import command
 from packed import Job
-from rl_runs import job, train
+from rl_runs import RATE, SEEDS, job, train
 
-UPDATES = 60
-EVERY = 20
-RATE = 1e-5
-SEEDS = (0, 1, 2)
 ARMS = {
     "k1-loss": "--kl_cell k1-loss",
     "k3-loss": "--kl_cell k3-loss",
@@ -41,8 +37,7 @@ def jobs(given: argparse.Namespace) -> list[Job]:
 
 def _job(given: argparse.Namespace, arm: str, coef: float, seed: int) -> Job:
     label = {"arm": arm, "kl_coef": coef, "learning_rate": RATE, "seed": seed}
-    own = {"kl_coef": coef, "learning_rate": RATE, "seed": seed, "max_steps": UPDATES, "eval_every": EVERY}
-    return job(label, ARMS[arm], given.model, scale_rewards="none", **own)
+    return job(label, ARMS[arm], given.model, scale_rewards="none")
 
 
 if __name__ == "__main__":

@@ -16,12 +16,10 @@ import argparse
 
 from experiment import command
 from packed import Job
-from rl_runs import job, train
+from rl_runs import RATE, SEEDS, job, train
 
 UPDATES = 300
 EVERY = 30
-RATE = 1e-5
-SEEDS = (0, 1, 2)
 ARMS = {
     "k3-loss": ("--kl_cell k3-loss", 0.03),
     "k1-reward": ("--kl_cell k1-reward-leave-one-out", 0.03),
@@ -47,8 +45,7 @@ def jobs(given: argparse.Namespace) -> list[Job]:
 
 def _job(given: argparse.Namespace, arm: str, flags: str, coef: float, seed: int) -> Job:
     label = {"arm": arm, "kl_coef": coef, "learning_rate": RATE, "seed": seed}
-    own = {"kl_coef": coef, "learning_rate": RATE, "seed": seed, "max_steps": UPDATES, "eval_every": EVERY}
-    return job(label, flags, given.model, scale_rewards="none", **own)
+    return job(label, flags, given.model, scale_rewards="none", max_steps=UPDATES, eval_every=EVERY)
 
 
 if __name__ == "__main__":

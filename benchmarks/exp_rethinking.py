@@ -14,13 +14,10 @@ import argparse
 
 from experiment import command
 from packed import Job
-from rl_runs import job, train
+from rl_runs import SEEDS, job, train
 
-UPDATES = 60
-EVERY = 20
 COEF = 0.1
 RATES = (1e-5, 3e-5)
-SEEDS = (0, 1, 2)
 ARMS = {"none": "", "k1-loss": "--kl_cell k1-loss", "k2-loss": "--kl_cell k2-loss", "k3-loss": "--kl_cell k3-loss"}
 
 
@@ -32,8 +29,7 @@ def jobs(given: argparse.Namespace) -> list[Job]:
 def _job(given: argparse.Namespace, arm: str, rate: float, seed: int) -> Job:
     coef = 0.0 if arm == "none" else COEF
     label = {"arm": arm, "kl_coef": coef, "learning_rate": rate, "seed": seed}
-    own = {"kl_coef": coef, "learning_rate": rate, "seed": seed, "max_steps": UPDATES, "eval_every": EVERY}
-    return job(label, ARMS[arm], given.model, scale_rewards="group", loss_type="grpo", **own)
+    return job(label, ARMS[arm], given.model, scale_rewards="group", loss_type="grpo")
 
 
 if __name__ == "__main__":

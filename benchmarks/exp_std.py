@@ -15,12 +15,8 @@ import argparse
 
 from experiment import command
 from packed import Job
-from rl_runs import job, train
+from rl_runs import RATE, SEEDS, job, train
 
-UPDATES = 60
-EVERY = 20
-RATE = 1e-5
-SEEDS = (0, 1, 2)
 COEFFICIENTS = (0.1, 0.03, 0.3)
 ARMS = {
     "k1-reward": "--kl_placement reward",
@@ -43,8 +39,7 @@ def jobs(given: argparse.Namespace) -> list[Job]:
 
 def _job(given: argparse.Namespace, arm: str, division: str, coef: float, seed: int) -> Job:
     label = {"arm": arm, "division": division, "kl_coef": coef, "learning_rate": RATE, "seed": seed}
-    own = {"kl_coef": coef, "learning_rate": RATE, "seed": seed, "max_steps": UPDATES, "eval_every": EVERY}
-    return job(label, ARMS.get(arm, ""), given.model, scale_rewards=DIVISIONS[division], **own)
+    return job(label, ARMS.get(arm, ""), given.model, scale_rewards=DIVISIONS[division])
 
 
 if __name__ == "__main__":

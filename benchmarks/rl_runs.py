@@ -14,7 +14,11 @@ from typing import Any
 
 from packed import Job, Row
 
+UPDATES, EVERY, RATE, SEEDS = 60, 20, 1e-5, (0, 1, 2)
+"""Updates, how many lie between two evaluations, learning rate and seeds of experiments that have no others."""
 COMMON: dict[str, Any] = {
+    "max_steps": UPDATES,
+    "eval_every": EVERY,
     "task": "mixed-addition,mixed-subtraction",
     "eval_task": "mixed-addition,mixed-subtraction,maximum,mixed-word-problems,mixed-three-summands",
     "digits": 2,
@@ -36,8 +40,9 @@ DIVISOR_EPSILON = 1e-4
 
 
 def job(label: Row, arm: str, model: Path, **settings: Any) -> Job:
-    """One run: the shared settings, its own, and the flags of its arm. Its name is made of its label."""
-    chosen = {**COMMON, "model": model, **settings}
+    """One run: the shared settings, those in its label, its own, and the flags of its arm. The label is its name."""
+    labelled = {key: label[key] for key in ("kl_coef", "learning_rate", "seed")}
+    chosen = {**COMMON, "model": model, **labelled, **settings}
     flags = [str(x) for key, value in chosen.items() for x in (f"--{key}", value)]
     name = "_".join(f"{value:g}" if isinstance(value, float) else str(value) for value in label.values())
     return Job(name, {"job": name, **label}, [*flags, *arm.split()])

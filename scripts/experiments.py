@@ -30,7 +30,7 @@ TRAINED_HEAD = ("KL(π‖ref) per completion", "right answers", "out of domain",
 
 @cache
 def _numbers(name: str) -> Numbers:
-    return load_study(name).run(Settings())
+    return load_study(name).computation.run(Settings())
 
 
 def lean_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -408,7 +408,7 @@ def _by_rate(setting: str) -> tuple[str, float]:
 @cache
 def judged(name: str) -> list[Check]:
     """The sentences of a study."""
-    return load_study(name).check(_numbers(name))
+    return load_study(name).computation.check(_numbers(name))
 
 
 @cache

@@ -91,12 +91,11 @@ def _copy_pictures(name: str, run: Path) -> None:
 
 def _section(name: str, data: dict) -> str:
     picture = name.replace("/", "-")
-    doc = (studies()[name].module.__doc__ or "").strip().split("\n\n", 1)[1]
     checks = "".join(f"- {MARKS[check.verdict]} {check.sentence}: {check.measured}\n" for check in _checks(data))
     return (
         f"\n## {name}\n\n{data['claim']}\n\n"
         f"[![{name}](../images/reproduce/{picture}.png)](../images/reproduce/{picture}.svg)\n\n"
-        f"{checks}\n{' '.join(doc.split())}\n"
+        f"{checks}\n{studies()[name].paragraphs[1]}\n"
     )
 
 

@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Callable
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -16,6 +17,9 @@ PROBLEMS = {
     "near": autoregressive(2, 4, ends=True, seed=6, away_from_ref=0.05),
 }
 SEQUENCES = {name: problem for name, problem in PROBLEMS.items() if name != "bandit"}
+ON_SEQUENCES = pytest.mark.parametrize("problem", SEQUENCES.values(), ids=SEQUENCES)
+SMALL = autoregressive(2, 3, ends=True, seed=8, away_from_ref=1.0)
+"""Small enough to sum over groups of its completions."""
 
 
 def whole_space(problem: Problem) -> Rollout:

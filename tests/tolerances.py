@@ -31,7 +31,6 @@ class Tol:
 EXACT = Tol(1e-9, 1e-13, "sums over all outcomes in float64 lose a few digits of sixteen, no more")
 OPTIMUM = Tol(1e-8, 1e-9, "two nested bisections in float64, and a slope that may be steep")
 DRAWN = Tol(1e-2, 2e-3, "curves read at points and integrated by the trapezoid rule; a pixel is more")
-PRINTED = Tol(0.0, 6e-10, "a table with nine decimals, rounded")
 QUANTILE = Tol(1e-9, 1e-12, "1 - level loses digits for levels near 1; Simpson's rule over 20,000 steps loses none")
 DIFFERENCE = Tol(1e-6, 1e-9, "central differences with step 1e-5 are good to about 1e-10 of the function")
 NEAR_REF = Tol(1e-6, 0.0, "log-ratios of 1e-7: two divergences differ by as much, and float64 leaves 1e-9 of them")

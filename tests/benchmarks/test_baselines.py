@@ -1,9 +1,5 @@
 """The sampler of the untrained model, against the model itself: greedy answers, and the KL of sharper sampling."""
 
-import importlib
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 from tolerances import SINGLE
@@ -11,14 +7,13 @@ from training.small import write_model
 
 pytest.importorskip("transformers")
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+import exp_baselines as script
+
 PROMPTS, LONGEST = ["Compute 3 + 4", "Compute 12 + 5 and 6", "Compute 7"], 6
 
 
 @pytest.mark.slow
-def test_answers_and_kls_are_those_of_the_model(monkeypatch, tmp_path):
-    monkeypatch.setattr(sys, "path", [str(BENCHMARKS), *sys.path])
-    script = importlib.import_module("exp_baselines")
+def test_answers_and_kls_are_those_of_the_model(tmp_path):
     sampler = script.Sampler(write_model(tmp_path / "model"))
     sampler.tokenizer.chat_template = "{{ messages[0]['content'] }} Reply"
     end = sampler.tokenizer.eos_token_id

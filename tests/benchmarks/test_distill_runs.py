@@ -1,16 +1,21 @@
 """The runs of `benchmarks/exp_reuse.py`, by klgrad's trainer and by TRL's own: one student, one evaluation."""
 
 import argparse
-import importlib
-import sys
-from pathlib import Path
 
 import pytest
 from training.small import write_model
 
 pytest.importorskip("trl")
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+import distill_runs
+import exp_reuse
+import exp_stale_distill as stale
+import harness
+import packed
+import trl_distill_runs
+
+from klgrad.trl import kl_trainer as lag
+
 SMALL = {
     "per_device_train_batch_size": 8, "max_completion_length": 5, "max_steps": 4, "learning_rate": 3e-3,
     "train_size": 32, "eval_size": 4, "use_cpu": "true", "bf16": "false",
@@ -21,23 +26,17 @@ SCHEDULES = {256: "cosine", 64: "constant"}
 
 
 @pytest.fixture
-def load(monkeypatch):
-    monkeypatch.setattr(sys, "path", [str(BENCHMARKS), *sys.path])
-    return importlib.import_module
-
-
-@pytest.fixture
-def runs(load, monkeypatch, tmp_path):
+def runs(monkeypatch, tmp_path):
     """The evaluations of a tiny student by a trainer's name."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(load("exp_reuse"), "LAYERS", 2)
-    packed, given = load("packed"), argparse.Namespace(model=write_model(tmp_path / "model"))
+    monkeypatch.setattr(exp_reuse, "LAYERS", 2)
+    given = argparse.Namespace(model=write_model(tmp_path / "model"))
     changed = [str(x) for name, value in SMALL.items() for x in (f"--{name}", value)]
 
     def made(trainer):
-        job = next(job for job in load("exp_reuse").trl_sweep(given) if job.settings["trainer"] == "trl-reverse")
+        job = next(job for job in exp_reuse.trl_sweep(given) if job.settings["trainer"] == "trl-reverse")
         small = packed.Job(job.name, {**job.settings, "trainer": trainer, "every": 2}, [*job.flags, *changed])
-        train = load("distill_runs" if trainer == "klgrad" else "trl_distill_runs").train
+        train = (distill_runs if trainer == "klgrad" else trl_distill_runs).train
         return train(small, tmp_path / trainer)
 
     return made
@@ -60,10 +59,10 @@ def test_the_evaluation_is_that_of_the_student_that_trl_trains(runs):
     assert end < 0.99 * start
 
 
-def test_the_clock_counts_training_alone(load, monkeypatch):
+def test_the_clock_counts_training_alone(monkeypatch):
     now = iter([1.0, 3.5, 10.0, 11.0])
-    clock = load("distill_runs").TrainingClock()
-    monkeypatch.setattr(load("distill_runs").time, "perf_counter", lambda: next(now))
+    clock = distill_runs.TrainingClock()
+    monkeypatch.setattr(distill_runs.time, "perf_counter", lambda: next(now))
     clock.stop()  # before the first evaluation nothing was trained
     for _ in range(2):
         clock.start()
@@ -78,7 +77,7 @@ def test_the_clock_counts_training_alone(load, monkeypatch):
         ("trl_seeds", "reuse_trl.csv", "trainer", [("trl-reverse", 256), ("trl-reverse", 64)]),
     ],
 )
-def test_more_seeds_have_the_best_rate_and_schedule_of_the_first(part, file, kind, arms, load, tmp_path):
+def test_more_seeds_have_the_best_rate_and_schedule_of_the_first(part, file, kind, arms, tmp_path):
     """With batches of 64 the best schedule is another; after 40 updates those runs have not ended."""
     rows = []
     for name, size in arms:
@@ -90,8 +89,8 @@ def test_more_seeds_have_the_best_rate_and_schedule_of_the_first(part, file, kin
         rows += [{**best, **end}, {**best, "schedule": "linear", **end, "kl_per_token": 0.6}]
         rows += [{**other, **end, "update": end["update"] // 4, "kl_per_token": 0.1}]
         rows += [{**other, **end, "kl_per_token": float("nan")}, {**other, **end, "seed": 1, "kl_per_token": 0.1}]
-    load("harness").write(rows, tmp_path / file)
-    jobs = getattr(load("exp_reuse"), part)(argparse.Namespace(model=tmp_path, out=tmp_path))
+    harness.write(rows, tmp_path / file)
+    jobs = getattr(exp_reuse, part)(argparse.Namespace(model=tmp_path, out=tmp_path))
     named = [(seed, name, size) for seed in (1, 2, 3) for name, size in arms]
     ends = {256: "", 64: "_64"}
     assert [job.name for job in jobs] == [f"{n}_0.0003_{SCHEDULES[size]}_{seed}{ends[size]}" for seed, n, size in named]
@@ -99,9 +98,8 @@ def test_more_seeds_have_the_best_rate_and_schedule_of_the_first(part, file, kin
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::klgrad.trl.MeaningWarning")  # the lag has no importance weights, on purpose
-def test_a_full_queue_begins_with_different_batches_of_the_student_that_others_start_from(load, monkeypatch, tmp_path):
+def test_a_full_queue_begins_with_different_batches_of_the_student_that_others_start_from(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    stale, packed, lag = load("exp_stale_distill"), load("packed"), importlib.import_module("klgrad.trl.kl_trainer")
     monkeypatch.setattr(stale, "LAYERS", 2)
     given, trained = argparse.Namespace(model=write_model(tmp_path / "model")), {}
     exchange = lag.LagQueue.exchange

@@ -2,12 +2,22 @@
 
 import argparse
 import importlib
-import sys
-from pathlib import Path
 
 import pytest
 
 pytest.importorskip("trl")
+
+import distill_runs as runs
+import exp_async
+import exp_discount as discounted
+import exp_frontier as frontier
+import exp_gradient as gradient
+import exp_long
+import exp_rethinking as rethought
+import exp_reuse
+import exp_stale_distill
+import harness
+import rl_runs
 
 from klgrad.papers.asyncopd import stale_distillation
 from klgrad.papers.comedy import asynchronous
@@ -18,7 +28,6 @@ from klgrad.papers.tang_munos import fig7_frontier, long_runs
 from klgrad.training.data import data_of
 from klgrad.training.settings import parse
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 COMMANDS = {
     "exp_std": "train",
     "exp_comedy": "train",
@@ -34,8 +43,7 @@ COMMANDS = {
 
 @pytest.mark.filterwarnings("ignore::klgrad.trl.MeaningWarning")  # some arms are unsound on purpose
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_job_is_accepted(name, monkeypatch, tmp_path):
-    monkeypatch.setattr(sys, "path", [str(BENCHMARKS), *sys.path])
+def test_every_job_is_accepted(name, tmp_path):
     jobs = importlib.import_module(name).jobs(argparse.Namespace(model=tmp_path, runs=tmp_path))
     assert len({job.name for job in jobs}) == len(jobs)
     for job in jobs:
@@ -45,61 +53,57 @@ def test_every_job_is_accepted(name, monkeypatch, tmp_path):
             )  # raises otherwise
 
 
-def test_the_studies_know_the_arms_of_the_experiments(monkeypatch):
-    monkeypatch.setattr(sys, "path", [str(BENCHMARKS), *sys.path])
-    stale, discounted, gradient = map(importlib.import_module, ("exp_stale_distill", "exp_discount", "exp_gradient"))
-    assert set(stale_distillation.ARMS) == set(stale.ARMS)
+def test_the_studies_know_the_arms_of_the_experiments():
+    assert set(stale_distillation.ARMS) == set(exp_stale_distill.ARMS)
     named = {arm for arms in stale_distillation.COSTS_MORE.values() for arm in arms}
-    assert named | {arm for arm, _ in stale_distillation.COSTS_LITTLE.values()} <= set(stale.ARMS)
-    assert {age for pair in stale_distillation.COMPARED.values() for age in pair} == set(stale.STALE)
+    assert named | {arm for arm, _ in stale_distillation.COSTS_LITTLE.values()} <= set(exp_stale_distill.ARMS)
+    assert {age for pair in stale_distillation.COMPARED.values() for age in pair} == set(exp_stale_distill.STALE)
     assert {arm for _, *arms in discount.NEARER.values() for arm in arms} <= set(discounted.ARMS)
     pairs = (*discount.BASELINES, *discount.SAMPLED)
     assert {*discount.RISING, *(arm for pair in pairs for arm in pair)} == set(discounted.ARMS)
     assert {discount.LARGE, discount.SMALL} == set(map(str, discounted.BATCHES))
     assert gradient.ROWS == discount.BATCH
-    assert importlib.import_module("distill_runs").UPDATES == LAST
+    assert runs.UPDATES == LAST
 
 
-def test_the_studies_know_the_arms_of_the_experiments_with_a_reward(monkeypatch):
-    monkeypatch.setattr(sys, "path", [str(BENCHMARKS), *sys.path])
-    stale, rethought, frontier = map(importlib.import_module, ("exp_async", "exp_rethinking", "exp_frontier"))
-    assert set(asynchronous.ARMS) == {*stale.UNCORRECTED, *stale.CONTROL, *stale.CORRECTED}
+def test_the_studies_know_the_arms_of_the_experiments_with_a_reward():
+    assert set(asynchronous.ARMS) == {*exp_async.UNCORRECTED, *exp_async.CONTROL, *exp_async.CORRECTED}
     assert set(asynchronous.ARMS) == set(asynchronous.LABELS)
-    assert (set(asynchronous.CORRECTED), {asynchronous.CONTROL}) == (set(stale.CORRECTED), set(stale.CONTROL))
-    assert (set(asynchronous.LAGS), asynchronous.LAST) == (set(map(str, stale.LAGS)), stale.UPDATES)
-    assert asynchronous.LONG_LAST == stale.LONG_UPDATES
-    assert set(asynchronous.COEFFICIENTS) == {str(stale.COEF), "0.0"}
-    assert set(asynchronous.BETWEEN) == set(map(str, stale.BETWEEN))
-    assert set(asynchronous.BETWEEN_COEFFICIENTS) == set(map(str, stale.BETWEEN_COEFFICIENTS))
+    assert (set(asynchronous.CORRECTED), {asynchronous.CONTROL}) == (set(exp_async.CORRECTED), set(exp_async.CONTROL))
+    assert (set(asynchronous.LAGS), asynchronous.LAST) == (set(map(str, exp_async.LAGS)), exp_async.UPDATES)
+    assert asynchronous.LONG_LAST == exp_async.LONG_UPDATES
+    assert set(asynchronous.COEFFICIENTS) == {str(exp_async.COEF), "0.0"}
+    assert set(asynchronous.BETWEEN) == set(map(str, exp_async.BETWEEN))
+    assert set(asynchronous.BETWEEN_COEFFICIENTS) == set(map(str, exp_async.BETWEEN_COEFFICIENTS))
     assert set(language_model.LABELS) == set(rethought.ARMS)
     assert {arm for _, *arms in language_model.HIGHER.values() for arm in arms} <= set(rethought.ARMS)
     assert set(language_model.RATES) == {f"{rate:g}" for rate in rethought.RATES}
-    assert (language_model.LAST, language_model.EVERY) == (rethought.UPDATES, rethought.EVERY)
+    assert (language_model.LAST, language_model.EVERY) == (rl_runs.UPDATES, rl_runs.EVERY)
     assert set(frontier.ARMS) <= set(fig7_frontier.ARMS)
-    assert fig7_frontier.LAST == frontier.UPDATES
+    assert fig7_frontier.LAST == rl_runs.UPDATES
 
 
-def test_the_study_of_long_runs_knows_its_arms_and_evaluations(monkeypatch):
-    monkeypatch.setattr(sys, "path", [str(BENCHMARKS), *sys.path])
-    script = importlib.import_module("exp_long")
-    assert set(long_runs.WORDS) == {*long_runs.LABELS, *long_runs.POOR} == {*script.ARMS, *script.POOR, *script.DIVIDED}
-    evaluated = range(0, script.UPDATES + 1, script.EVERY)
+def test_the_study_of_long_runs_knows_its_arms_and_evaluations():
+    assert (
+        set(long_runs.WORDS)
+        == {*long_runs.LABELS, *long_runs.POOR}
+        == {*exp_long.ARMS, *exp_long.POOR, *exp_long.DIVIDED}
+    )
+    evaluated = range(0, exp_long.UPDATES + 1, exp_long.EVERY)
     assert long_runs.EARLY in evaluated
     assert list(evaluated)[-2:] == [long_runs.BEFORE_LAST, long_runs.LAST]
-    assert len(script.SEEDS) >= ENOUGH_SEEDS
+    assert len(exp_long.SEEDS) >= ENOUGH_SEEDS
 
 
-def test_the_study_of_reuse_knows_its_arms_and_evaluations(monkeypatch, tmp_path):
-    monkeypatch.setattr(sys, "path", [str(BENCHMARKS), *sys.path])
-    script, runs = map(importlib.import_module, ("exp_reuse", "distill_runs"))
+def test_the_study_of_reuse_knows_its_arms_and_evaluations(tmp_path):
     given = argparse.Namespace(model=tmp_path)
-    jobs = [*script.sweep(given), *script.small(given), *script.trl_sweep(given)]
+    jobs = [*exp_reuse.sweep(given), *exp_reuse.small(given), *exp_reuse.trl_sweep(given)]
     assert len({job.name for job in jobs}) == len(jobs)
     labels = [{key: str(x) for key, x in job.settings.items()} for job in jobs]
     assert {reuse.arm_of(label) for label in labels} - set(reuse.ARMS) == {"trl-jsd 1 256"}  # not drawn
     assert set(reuse.ARMS) == {arm for _, _, arms in reuse.PANELS.values() for arm in arms}
     assert {arm for pair in reuse.NEARER.values() for arm in pair} <= set(reuse.ARMS)
-    assert runs.COMMON["per_device_train_batch_size"] == script.WHOLE == int(reuse.WHOLE_BATCH)
+    assert runs.COMMON["per_device_train_batch_size"] == exp_reuse.WHOLE == int(reuse.WHOLE_BATCH)
     for job, label in zip(jobs, labels, strict=True):
         flag = lambda name, flags=job.flags: flags[flags.index(f"--{name}") + 1]
         assert (flag("per_device_train_batch_size"), flag("num_iterations")) == (label["completions"], label["uses"])
@@ -108,18 +112,15 @@ def test_the_study_of_reuse_knows_its_arms_and_evaluations(monkeypatch, tmp_path
         assert evaluated == [0, reuse.HALF // 2, reuse.HALF, reuse.HALF + reuse.HALF // 2, reuse.ALL], job.name
 
 
-def test_the_questions_of_an_evaluation(monkeypatch, tmp_path):
+def test_the_questions_of_an_evaluation(tmp_path):
     """Right answers of an evaluation are judged by the number of its questions."""
-    monkeypatch.setattr(sys, "path", [str(BENCHMARKS), *sys.path])
-    job = importlib.import_module("exp_stale_distill").jobs(argparse.Namespace(model=tmp_path, runs=tmp_path))[0]
+    job = exp_stale_distill.jobs(argparse.Namespace(model=tmp_path, runs=tmp_path))[0]
     settings = parse("distill", [*job.flags, "--output_dir", str(tmp_path / "run"), "--bf16", "false"])
     found = data_of(settings.run, settings.training.seed, conversational=True)
     assert sum(len(each.rows) for each in found.evaluation) == QUESTIONS
 
 
-def test_the_seeds_of_a_discount_have_its_best_rate(monkeypatch, tmp_path):
-    monkeypatch.setattr(sys, "path", [str(BENCHMARKS), *sys.path])
-    discounted, harness = map(importlib.import_module, ("exp_discount", "harness"))
+def test_the_seeds_of_a_discount_have_its_best_rate(tmp_path):
     kls = {("6e-4", 40, 0): 2.0, ("3e-4", 40, 0): 0.5, ("1e-4", 40, 0): 0.7}
     kls |= {("1e-4", 30, 0): 0.1, ("9e-4", 40, 0): float("nan"), ("6e-4", 40, 1): 0.1}
     same = {"arm": "exact-0", "completions": 64}

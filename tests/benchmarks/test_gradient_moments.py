@@ -1,10 +1,7 @@
 """The bias and the variance of gradients that `benchmarks/exp_gradient.py` reports, on vectors with known moments."""
 
 import argparse
-import importlib
 import math
-import sys
-from pathlib import Path
 from statistics import fmean, stdev
 
 import pytest
@@ -14,25 +11,17 @@ from training.small import write_model
 
 pytest.importorskip("trl")
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+import exp_discount
+import exp_gradient
+import gradient_moments as module
+
 VECTORS = 4_000
 ERROR = 5 / VECTORS**0.5
 """Means over so many vectors of unit variance are within five of their standard errors."""
 TRIALS = 300
 
 
-@pytest.fixture
-def load(monkeypatch):
-    monkeypatch.setattr(sys, "path", [str(BENCHMARKS), *sys.path])
-    return importlib.import_module
-
-
-@pytest.fixture
-def module(load):
-    return load("gradient_moments")
-
-
-def vectors(module, count, draw, *, mean=(1.0, 2.0), spread=(1.0, 2.0)):
+def vectors(count, draw, *, mean=(1.0, 2.0), spread=(1.0, 2.0)):
     """The expected vector of `true` is (1, 0) and has no noise; that of `biased` is `mean`."""
     found = module.Moments()
     for _ in range(count):
@@ -42,8 +31,8 @@ def vectors(module, count, draw, *, mean=(1.0, 2.0), spread=(1.0, 2.0)):
     return found
 
 
-def test_moments_are_relative_to_the_true_arm(module):
-    moments = vectors(module, VECTORS, torch.Generator().manual_seed(0))
+def test_moments_are_relative_to_the_true_arm():
+    moments = vectors(VECTORS, torch.Generator().manual_seed(0))
     found = module.relative_moments(moments.products("biased", "true"))
     assert found["relative_squared_norm"] == pytest.approx(5.0, abs=20 * ERROR)
     assert found["relative_squared_bias"] == pytest.approx(4.0, abs=20 * ERROR)
@@ -51,19 +40,19 @@ def test_moments_are_relative_to_the_true_arm(module):
     assert found["cosine"] == pytest.approx(5**-0.5, abs=2 * ERROR)
 
 
-def test_the_true_arm_has_no_bias_and_no_error_of_it(module):
-    moments = vectors(module, 30, torch.Generator().manual_seed(0))
+def test_the_true_arm_has_no_bias_and_no_error_of_it():
+    moments = vectors(30, torch.Generator().manual_seed(0))
     found = module.with_errors(moments.products("biased", "biased"))
     assert (found["relative_squared_bias"], found["relative_squared_bias_se"]) == (0.0, 0.0)
     assert (found["cosine"], found["cosine_se"]) == (1.0, 0.0)
 
 
 @pytest.mark.parametrize("count", [2, 3, 9, 20])
-def test_squares_have_no_part_of_the_variance(module, count):
+def test_squares_have_no_part_of_the_variance(count):
     """With few vectors the variance would dominate a squared mean: the average over many trials has none."""
     draw, norm, bias, variance = torch.Generator().manual_seed(0), [], [], []
     for _ in range(TRIALS):
-        made = vectors(module, count, draw, mean=(0.5, 0.0), spread=(1.0, 0.0)).products("biased", "true")
+        made = vectors(count, draw, mean=(0.5, 0.0), spread=(1.0, 0.0)).products("biased", "true")
         norm.append(made.between(made.own))
         bias.append(module.relative_moments(made)["relative_squared_bias"])
         variance.append(made.variance())
@@ -71,70 +60,68 @@ def test_squares_have_no_part_of_the_variance(module, count):
         assert fmean(values) == pytest.approx(expected, abs=5 * stdev(values) / TRIALS**0.5)
 
 
-def test_blocks_of_unequal_size_count_by_their_vectors(module):
+def test_blocks_of_unequal_size_count_by_their_vectors():
     """Constant vectors have the same square in every weighting, and no variance."""
     for count in (9, 11, 17):
-        made = vectors(module, count, torch.Generator(), spread=(0.0, 0.0)).products("biased", "true")
+        made = vectors(count, torch.Generator(), spread=(0.0, 0.0)).products("biased", "true")
         assert made.between(made.own) == pytest.approx(5.0, rel=1e-12)
         assert made.variance() == pytest.approx(0.0, abs=1e-12)
 
 
 @pytest.mark.slow
-def test_standard_errors_are_the_spread_over_repetitions(module):
+def test_standard_errors_are_the_spread_over_repetitions():
     """Their mean square over trials estimates the variance over trials; for 300 trials that is within a quarter."""
     draw, trials = torch.Generator().manual_seed(0), []
     for _ in range(TRIALS):
-        trials.append(module.with_errors(vectors(module, 64, draw).products("biased", "true")))
+        trials.append(module.with_errors(vectors(64, draw).products("biased", "true")))
     for name in ("relative_squared_norm", "relative_squared_bias", "relative_variance", "cosine"):
         spread = stdev([each[name] for each in trials])
         claimed = fmean([each[f"{name}_se"] ** 2 for each in trials]) ** 0.5
         assert claimed == pytest.approx(spread, rel=0.25), name
 
 
-def test_two_blocks_have_no_standard_error(module):
-    made = module.with_errors(vectors(module, 2, torch.Generator().manual_seed(0)).products("biased", "true"))
+def test_two_blocks_have_no_standard_error():
+    made = module.with_errors(vectors(2, torch.Generator().manual_seed(0)).products("biased", "true"))
     assert math.isnan(made["relative_variance_se"])
 
 
-def test_the_arms_are_those_of_the_training_runs(load):
-    assert set(load("exp_gradient").TERMS) == set(load("exp_discount").ARMS)
+def test_the_arms_are_those_of_the_training_runs():
+    assert set(exp_gradient.TERMS) == set(exp_discount.ARMS)
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::klgrad.trl.MeaningWarning")
-def test_a_tiny_model_is_measured_on_a_cpu(load, tmp_path, monkeypatch):
-    experiment, discount = load("exp_gradient"), load("exp_discount")
+def test_a_tiny_model_is_measured_on_a_cpu(tmp_path, monkeypatch):
     write_model(tmp_path / "teacher-fixed-length", layers=3)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    for module in (experiment, discount):
-        monkeypatch.setattr(module, "LAYERS", 2)
+    for script in (exp_gradient, exp_discount):
+        monkeypatch.setattr(script, "LAYERS", 2)
     few = {"per_device_train_batch_size": 16, "max_completion_length": 4, "bf16": "false", "use_cpu": "true"}
-    monkeypatch.setattr(experiment, "COMMON", {**experiment.COMMON, **few})
-    monkeypatch.setattr(experiment, "ROWS", 16)
+    monkeypatch.setattr(exp_gradient, "COMMON", {**exp_gradient.COMMON, **few})
+    monkeypatch.setattr(exp_gradient, "ROWS", 16)
     rows = {
         (row["update"], row["arm"]): row
         for updates in (0, 1)
-        for row in experiment.at_weights(argparse.Namespace(runs=tmp_path, batches=4), updates)
+        for row in exp_gradient.at_weights(argparse.Namespace(runs=tmp_path, batches=4), updates)
     }
-    assert len(rows) == 2 * len(experiment.TERMS)
+    assert len(rows) == 2 * len(exp_gradient.TERMS)
     assert all(row["batches"] == 4 and float(row["relative_variance_se"]) > 0 for row in rows.values())
     # Without a future, nothing of the exact gradient is sampled but the prefixes.
     assert float(rows[0, "exact-0"]["relative_variance"]) < float(rows[0, "k1-0-leave-one-out"]["relative_variance"])
 
 
 @pytest.mark.parametrize(("layer", "same"), [(torch.square, True), (Overwriting.apply, False)])
-def test_a_layer_that_overwrites_what_it_saved_is_found(load, layer, same):
-    check = load("exp_gradient")._check_same
+def test_a_layer_that_overwrites_what_it_saved_is_found(layer, same):
     x = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
     loss = layer(x).sum()
     passes = [torch.autograd.grad(loss, x, retain_graph=True)[0].clone() for _ in range(2)]
     if same:
-        check(*passes)
+        exp_gradient._check_same(*passes)
     else:
         with pytest.raises(RuntimeError, match=r"Expected the same gradient.* 1 of its length away"):
-            check(*passes)
+            exp_gradient._check_same(*passes)
 
 
-def test_rounding_to_sixteen_bits_is_no_difference(load):
+def test_rounding_to_sixteen_bits_is_no_difference():
     vector = torch.randn(1000, generator=torch.Generator().manual_seed(0))
-    load("exp_gradient")._check_same(vector, vector.bfloat16().float())
+    exp_gradient._check_same(vector, vector.bfloat16().float())

@@ -1,17 +1,11 @@
 """The sampler of the experiments draws from the model's distribution (its CUDA graph is not tested here)."""
 
-import importlib
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 
 pytest.importorskip("transformers")
+from graph_sampling import GraphSampler
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-GraphSampler = importlib.import_module("graph_sampling").GraphSampler
 
 VOCABULARY, PAD, END, NEW = 23, 0, 1, 9
 EQUAL = 1e-10

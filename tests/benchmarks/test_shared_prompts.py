@@ -1,17 +1,13 @@
 """Models that read a prompt once give the hidden states, log-probs and gradients of those that read it again."""
 
-import importlib
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 
 pytest.importorskip("trl")
+import shared_prompts
 from transformers import LlamaConfig, LlamaForCausalLM
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-shared_prompts = importlib.import_module("shared_prompts")
+from klgrad.trl import scorer
 
 VOCABULARY, PROMPT, NEW, COMPLETIONS = 23, 7, 5, 4
 EQUAL = 1e-10
@@ -74,10 +70,9 @@ def test_logits_and_gradients_are_those_of_separate_rows(model, batch):
 
 
 def test_statistics_of_tokens_are_those_of_separate_rows(model, batch):
-    model_forward = importlib.import_module("klgrad.trl.scorer")
-    model_forward.add_statistics_forward(model)
+    scorer.add_statistics_forward(model)
     live = batch["attention_mask"][:, PROMPT:]
-    question = model_forward.StatisticsRequest(NEW, 0.7, batch["input_ids"][:, PROMPT:], live)
+    question = scorer.StatisticsRequest(NEW, 0.7, batch["input_ids"][:, PROMPT:], live)
     expected = model(**batch, question=question)
     shared_prompts.share_prompts(model, COMPLETIONS)
     calls = _widths_of_calls(model)

@@ -1,25 +1,17 @@
 """What the tables of docs/distil.md measure: bias and noise of a gradient, and the KL of a chain, by explicit sums."""
 
-import importlib
 import itertools
-import sys
-from pathlib import Path
 
 import pytest
+import stale_topk
+import topk_bias
 import torch
 
 from klgrad.core.divergences import named
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 GENERATOR = torch.Generator().manual_seed(0)
 LOGITS, REF = 2 * torch.randn(2, 3, 7, generator=GENERATOR, dtype=torch.float64)
 LOG_Q = REF.log_softmax(-1)
-
-
-@pytest.fixture
-def load(monkeypatch):
-    monkeypatch.setattr(sys, "path", [str(BENCHMARKS), *sys.path])
-    return importlib.import_module
 
 
 def by_logits(loss):
@@ -37,12 +29,11 @@ def relative(x, exact):
     return float(x.square().sum().sqrt() / exact.norm())
 
 
-def test_every_row_is_the_bias_and_the_noise_of_its_gradient(load, monkeypatch):
-    module = load("topk_bias")
-    monkeypatch.setattr(module, "ENTRIES", (3,))
+def test_every_row_is_the_bias_and_the_noise_of_its_gradient(monkeypatch):
+    monkeypatch.setattr(topk_bias, "ENTRIES", (3,))
     log_p = LOGITS.log_softmax(-1)
     for divergence in ("reverse", "forward"):
-        rows = {(row["entries"], row["tail"]): row for row in module.measures(LOGITS, LOG_Q, divergence)}
+        rows = {(row["entries"], row["tail"]): row for row in topk_bias.measures(LOGITS, LOG_Q, divergence)}
         pair = (lambda p, q: p.exp() * (p - q)) if divergence == "reverse" else (lambda p, q: q.exp() * (q - p))
         exact = by_logits(lambda log_p, pair=pair: pair(log_p, LOG_Q).sum(-1))
         ids = log_p.topk(3).indices
@@ -70,13 +61,12 @@ def test_every_row_is_the_bias_and_the_noise_of_its_gradient(load, monkeypatch):
             assert float(rows[name]["bias"]) > 0.05
 
 
-def test_the_kl_of_a_chain_is_the_sum_over_its_completions(load, monkeypatch):
-    module = load("stale_topk")
-    monkeypatch.setattr(module, "LENGTH", 3)
+def test_the_kl_of_a_chain_is_the_sum_over_its_completions(monkeypatch):
+    monkeypatch.setattr(stale_topk, "LENGTH", 3)
     log_p, log_q = (x[:, :3].log_softmax(-1) for x in (LOGITS, REF))
     total = torch.zeros((), dtype=torch.float64)
     for words in itertools.product(range(3), repeat=3):
         steps = [(a, b) for a, b in zip((0, *words), words, strict=False)]
         logs = [torch.stack([table[a, b] for a, b in steps]).sum() for table in (log_p, log_q)]
         total = total + logs[0].exp() * (logs[0] - logs[1])
-    assert float(module.kl_of(log_p.float(), log_q.float())) == pytest.approx(float(total) / 3, rel=1e-5)
+    assert float(stale_topk.kl_of(log_p.float(), log_q.float())) == pytest.approx(float(total) / 3, rel=1e-5)

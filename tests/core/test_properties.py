@@ -43,7 +43,7 @@ def test_the_loss_has_the_estimate_as_its_value(rollout, term):
     EXACT.check(result.loss, result.value.mean)
 
 
-@given(rollouts(gradient=False), terms, st.sampled_from([float("-inf"), float("nan"), -1e30, 5.0]))
+@given(rollouts(gradient=False), terms, st.sampled_from([float("-inf"), float("nan"), float("inf"), -1e30, 5.0]))
 def test_nothing_at_a_masked_position_reaches_anything(rollout, term, junk):
     def with_junk(x, fill):
         return torch.where(rollout.mask, x, fill)

@@ -138,16 +138,6 @@ def test_so_is_the_reward_of_a_consistency_loss():
     assert not_refused(lambda x: consistency_loss(rollout, torch.tensor([x, 1.0]), 0.5), NOT_FINITE) == {}
 
 
-@pytest.mark.parametrize("junk", [float("-inf"), float("nan"), float("inf"), 3.0])
-def test_any_value_is_allowed_at_a_masked_position(junk):
-    dirty = with_value(LOGP, junk, (1, 1))
-    logp = dirty.clone().requires_grad_()
-    result = KLTerm()(Rollout(logp, dirty, MASK, behavior_logp=dirty))
-    (gradient,) = torch.autograd.grad(result.loss, logp)
-    assert bool(torch.isfinite(gradient).all())
-    assert float(gradient[1, 1]) == 0
-
-
 def test_rounding_above_zero_is_allowed_by_the_precision_of_the_dtype():
     Rollout(with_value(LOGP, 1e-6, (0, 0)), LOGP, MASK)
     Rollout(with_value(LOGP, 0.03, (0, 0)).half(), LOGP, MASK)

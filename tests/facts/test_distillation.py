@@ -2,14 +2,13 @@
 
 import pytest
 import torch
-from oracle import SEQUENCES, mean_gradient, whole_space
+from oracle import ON_SEQUENCES, SEQUENCES, mean_gradient, whole_space
 from tolerances import EXACT
 
 from klgrad import ImportanceWeighting, KLTerm, divergences
 from klgrad.enumeration import target_gradients
 from klgrad.errors import MeaningError
 
-ON_SEQUENCES = pytest.mark.parametrize("problem", SEQUENCES.values(), ids=SEQUENCES)
 BETAS = pytest.mark.parametrize("beta", [0.1, 0.5, 0.9])
 
 

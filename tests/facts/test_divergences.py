@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from oracle import PROBLEMS, SEQUENCES, mean_gradient, mean_gradient_over_groups
+from oracle import ON_SEQUENCES, PROBLEMS, SEQUENCES, mean_gradient, mean_gradient_over_groups
 from tolerances import EXACT, OPTIMUM
 
 from klgrad import ImportanceWeighting, KLTerm, Rollout, divergences as d, forward_optimum, optimum, reverse_optimum
@@ -35,7 +35,6 @@ GENERATORS = {
 }
 
 GIVEN = pytest.mark.parametrize("given", GENERATORS, ids=lambda x: x if isinstance(x, str) else x.name)
-ON_SEQUENCES = pytest.mark.parametrize("problem", SEQUENCES.values(), ids=SEQUENCES)
 
 
 def token_divergences(problem, given):

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from oracle import PROBLEMS, SEQUENCES, gradient_of_rows, mean_gradient, mean_gradient_over_groups, whole_space
+from oracle import PROBLEMS, SEQUENCES, SMALL, gradient_of_rows, mean_gradient, mean_gradient_over_groups, whole_space
 from tolerances import EXACT
 
 from klgrad import KLTerm, zoo as cells
@@ -45,7 +45,6 @@ def test_fact_12_exact_present_and_future(problem):
     EXACT.check_vector(score + pathwise, target_gradients(problem)["reverse-kl-sequence"])
 
 
-SMALL = autoregressive(2, 3, ends=True, seed=8, away_from_ref=1.0)
 WITH_BASELINE = [
     KLTerm(baseline="leave_one_out"),
     KLTerm(estimator="k1_k3", baseline="leave_one_out"),

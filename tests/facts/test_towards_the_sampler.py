@@ -2,16 +2,13 @@
 
 import pytest
 import torch
-from oracle import SEQUENCES, mean_gradient, mean_gradient_over_groups, whole_space
+from oracle import ON_SEQUENCES, SEQUENCES, SMALL, mean_gradient, mean_gradient_over_groups, whole_space
 from tolerances import EXACT
 
 from klgrad import Clip, Mask, Truncate, zoo as cells
 from klgrad.core.estimators import k1
 from klgrad.core.importance import prefix_ratio, token_ratio
 from klgrad.enumeration import autoregressive
-
-sequences = pytest.mark.parametrize("problem", SEQUENCES.values(), ids=SEQUENCES)
-SMALL = autoregressive(2, 3, ends=True, seed=8, away_from_ref=1.0)
 
 
 def towards_the_sampler(problem):
@@ -23,7 +20,7 @@ def towards_the_sampler(problem):
     return gradient.flatten()
 
 
-@sequences
+@ON_SEQUENCES
 def test_fact_22_k1_as_loss_climbs_the_kl_of_the_sampler_to_the_policy(problem):
     slope = k1.slope(whole_space(problem).log_ratio)
     EXACT.check_vector(mean_gradient(problem, slope), -towards_the_sampler(problem))
@@ -35,7 +32,7 @@ def test_fact_22_so_does_the_loss_itself_over_every_group():
     EXACT.check_vector(found, -towards_the_sampler(SMALL))
 
 
-@sequences
+@ON_SEQUENCES
 def test_fact_22_on_policy_it_is_nothing_and_ref_has_no_part_in_it(problem):
     nothing = torch.zeros(problem.logits.numel(), dtype=torch.float64)
     on_policy = problem.on_policy()
@@ -48,7 +45,7 @@ def update(problem, advantage, weight):
     return mean_gradient(problem, advantage * weight)
 
 
-@sequences
+@ON_SEQUENCES
 @pytest.mark.parametrize("advantage", [0.7, -0.7])
 def test_fact_23_a_constant_advantage_without_ratios_distils_the_sampler_or_flees_it(problem, advantage):
     found = update(problem, advantage, torch.ones_like(problem.logp))
@@ -56,7 +53,7 @@ def test_fact_23_a_constant_advantage_without_ratios_distils_the_sampler_or_flee
     assert (found @ towards_the_sampler(problem) < 0) == (advantage > 0)
 
 
-@sequences
+@ON_SEQUENCES
 def test_fact_23_token_and_prefix_ratios_remove_it(problem):
     rollout = whole_space(problem)
     nothing = torch.zeros(problem.logits.numel(), dtype=torch.float64)
@@ -64,7 +61,7 @@ def test_fact_23_token_and_prefix_ratios_remove_it(problem):
         EXACT.check_vector(update(problem, 0.7, ratio(rollout)), nothing)
 
 
-@sequences
+@ON_SEQUENCES
 @pytest.mark.parametrize("bound", [Truncate(1.1), Clip(0.9, 1.1), Mask(0.5, 1.5)], ids=str)
 def test_fact_23_a_bounded_ratio_removes_it_in_part(problem, bound):
     bare = update(problem, 0.7, torch.ones_like(problem.logp))

@@ -1,9 +1,6 @@
 """The generated tables of experiments, from made-up runs: every arm has its row, and what is missing stays empty."""
 
-import importlib
-import sys
-from pathlib import Path
-
+import experiments
 import pytest
 from papers.made_up_runs import write, write_file
 from papers.test_discount import runs, written
@@ -15,18 +12,15 @@ from klgrad.papers.own import discount, reuse
 from klgrad.papers.tang_munos import long_runs
 
 SOME = ("k3-loss", "k1-reward", "none")
-SCRIPTS = Path(__file__).parents[2] / "scripts"
 
 
 @pytest.fixture
 def tables(monkeypatch):
     """The module of the tables, which reads the numbers it is given."""
-    monkeypatch.setattr(sys, "path", [str(SCRIPTS), *sys.path])
-    module = importlib.import_module("experiments")
 
     def reading(numbers):
-        monkeypatch.setattr(module, "_numbers", lambda _: numbers)
-        return module
+        monkeypatch.setattr(experiments, "_numbers", lambda _: numbers)
+        return experiments
 
     return reading
 

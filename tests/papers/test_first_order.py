@@ -5,9 +5,8 @@ import torch
 from tolerances import EXACT
 
 from klgrad.enumeration import CompletionSpace, Problem, target_gradients
-from klgrad.papers.tang_munos import first_order
-from klgrad.papers.tang_munos.fig8_sequences import METHODS, UNBIASED
-from klgrad.papers.tang_munos.first_order import Problems, draw
+from klgrad.papers.tang_munos import fig8_sequences as study
+from klgrad.papers.tang_munos.fig8_sequences import METHODS, UNBIASED, Problems, draw_problems
 
 VOCAB, LENGTH, CLASSES = 3, 4, 2
 
@@ -56,7 +55,7 @@ def test_divergences_and_length_are_those_over_all_completions(ends):
 @pytest.mark.parametrize("level", ["sequence", "token"])
 def test_the_exact_gradient_is_that_over_all_completions(level, ends):
     problems = small(ends)
-    found = first_order.exact_gradient(problems, level)
+    found = study.exact_gradient(problems, level)
     for i in range(2):
         expected = torch.zeros(CLASSES, VOCAB, dtype=torch.float64)
         for prompt in range(VOCAB):
@@ -86,28 +85,28 @@ def test_samples_follow_the_policy_and_stop_at_the_end_token():
 
 @pytest.mark.parametrize(("name", "level"), [("token", "token"), *((name, "sequence") for name in UNBIASED)])
 def test_a_step_descends_the_exact_gradient_in_the_mean(name, level):
-    problems, draws = draw(1, ends=True, generator=torch.Generator().manual_seed(2)), 400
+    problems, draws = draw_problems(1, ends=True, generator=torch.Generator().manual_seed(2)), 400
     many = problems.repeated(draws)
     logits = many.start.clone().requires_grad_()
     uniform = torch.rand(draws, 64, 16, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
-    loss = first_order.total_loss(METHODS[name], many, many.log_probs(logits), uniform)
+    loss = study.total_loss(METHODS[name], many, many.log_probs(logits), uniform)
     gradient = torch.autograd.grad(loss, logits)[0].flatten(1)
     error = gradient.std(0) / draws**0.5
-    z = (gradient.mean(0) - first_order.exact_gradient(problems, level)[0]) / error
+    z = (gradient.mean(0) - study.exact_gradient(problems, level)[0]) / error
     assert float(z.abs().max()) < 5
-    other = first_order.exact_gradient(problems, "token" if level == "sequence" else "sequence")[0]
+    other = study.exact_gradient(problems, "token" if level == "sequence" else "sequence")[0]
     assert float(((gradient.mean(0) - other) / error).abs().max()) > 5
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_problems_do_not_influence_each_other(name):
-    problems = draw(2, ends=True, generator=torch.Generator().manual_seed(0))
+    problems = draw_problems(2, ends=True, generator=torch.Generator().manual_seed(0))
     uniform = torch.rand(2, 64, 16, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 
     def gradient(rows: slice) -> torch.Tensor:
         some = Problems(problems.ref[rows], problems.start[rows], ends=True)
         logits = some.start.clone().requires_grad_()
-        loss = first_order.total_loss(METHODS[name], some, some.log_probs(logits), uniform[rows])
+        loss = study.total_loss(METHODS[name], some, some.log_probs(logits), uniform[rows])
         return torch.autograd.grad(loss, logits)[0]
 
     EXACT.check(gradient(slice(0, 2)), torch.cat([gradient(slice(0, 1)), gradient(slice(1, 2))]))
@@ -116,7 +115,7 @@ def test_problems_do_not_influence_each_other(name):
 def test_a_problem_does_not_choose_its_own_rate():
     # After one point: rate 0 is better for the even problems, rate 1 for the odd ones.
     kl = torch.tensor([[[1.0, 9.0, 1.0, 9.0], [4.0, 4.0, 4.0, 4.0]]])
-    found, best = first_order.at_best_rate({"kl": kl, "length": -kl})
+    found, best = study.at_best_rate({"kl": kl, "length": -kl})
     assert best.tolist() == [[1, 0]]
     assert found["kl"].tolist() == [[4.0, 9.0, 4.0, 9.0]]
     assert found["length"].tolist() == [[-4.0, -9.0, -4.0, -9.0]]

@@ -16,9 +16,8 @@ from typer.testing import CliRunner
 
 from klgrad.cli import app, reproduce as experiments
 from klgrad.errors import ExperimentError
-from klgrad.papers import Settings, reproduce
+from klgrad.papers import Settings, frpo, reproduce
 from klgrad.papers.comedy import on_policy
-from klgrad.papers.frpo import kl_in_reward
 from klgrad.papers.runs import (
     COMMITTED,
     at_start,
@@ -30,6 +29,7 @@ from klgrad.papers.runs import (
     gap_at_equal_kl,
     kl_at,
     mean_of,
+    nearest,
     over_seeds,
     paired_difference,
     paired_if_run,
@@ -333,6 +333,32 @@ def test_settings_without_a_seed_in_common_have_no_difference():
     assert paired_if_run([*one, *other], other, "x") == {"difference": 0, "error": 0, "seeds": 1}
 
 
+def last_of(*runs):
+    """Last evaluations, each of an arm with a seed, a KL and a rate, which is its place."""
+    return [
+        {"arm": arm, "seed": seed, "kl_per_token": kl, "learning_rate": str(i)}
+        for i, (arm, seed, kl) in enumerate(runs)
+    ]
+
+
+def chosen(*runs):
+    return {arm: row["learning_rate"] for arm, row in nearest(last_of(*runs), lambda row: row["arm"]).items()}
+
+
+def test_the_nearest_run_of_each_arm():
+    assert chosen(("a", "0", "0.9"), ("b", "0", "10.0"), ("a", "0", "0.8"), ("b", "0", "9.0")) == {"a": "2", "b": "3"}
+    assert chosen(("a", "0", "0.8"), ("a", "0", "0.9")) == {"a": "0"}
+
+
+@pytest.mark.parametrize("kl", ["nan", "inf", "-inf"])
+def test_a_student_that_diverged_is_not_the_nearest(kl):
+    assert chosen(("a", "0", kl), ("a", "0", "0.9"), ("a", "0", kl), ("b", "0", kl)) == {"a": "1"}
+
+
+def test_runs_of_other_seeds_do_not_choose():
+    assert chosen(("a", "1", "0.1"), ("a", "0", "0.9"), ("a", "2", "0.2"), ("b", "1", "0.1")) == {"a": "1"}
+
+
 def test_a_study_of_several_files_runs_all_their_scripts(tmp_path):
     found = experiments.commands([STUDIES["tang-munos/fig7"]], Path("benchmarks"), "MODEL", tmp_path)
     assert [Path(command[1]).name for command in found] == ["exp_comedy.py", "exp_std.py", "exp_frontier.py"]
@@ -340,13 +366,13 @@ def test_a_study_of_several_files_runs_all_their_scripts(tmp_path):
 
 def test_no_claim_holds_without_a_third_seed(tmp_path):
     settings = copied(tmp_path, lambda row: row if row["seed"] != "2" else None, "std")
-    assert not any(check.holds for check in kl_in_reward.check(kl_in_reward.run(settings)))
+    assert not any(check.holds for check in frpo.check(frpo.run(settings)))
 
 
 def test_the_opposite_numbers_give_the_opposite_verdict(tmp_path):
     other = {"divided": "undivided", "undivided": "divided"}
     settings = copied(tmp_path, lambda row: {**row, "division": other[row["division"]]}, "std")
-    holds = [check.holds for check in kl_in_reward.check(kl_in_reward.run(settings))]
+    holds = [check.holds for check in frpo.check(frpo.run(settings))]
     assert holds == [False, False, False, False, False]
 
 
@@ -359,7 +385,7 @@ def test_a_group_without_a_spread_of_rewards_loses_the_coefficient():
 
 def test_the_effective_coefficient_without_division_is_known():
     """β in the reward, and n/(n - 1) β outside it: tests/facts sums the factor over all outcomes."""
-    end = kl_in_reward.run(Settings())["end"]
+    end = frpo.run(Settings())["end"]
     assert end["k1-reward undivided 0.1"]["effective"]["mean"] == pytest.approx(0.1, rel=ROUNDING)
     assert end["k2-loss undivided 0.1"]["effective"]["mean"] == pytest.approx(0.1 * 8 / 7, rel=ROUNDING)
 
@@ -369,7 +395,7 @@ def test_the_curve_finds_an_arm_that_is_off(tmp_path):
         higher = row["arm"] == "k3-loss" and row["division"] == "divided"
         return {**row, "correct_in": str(float(row["correct_in"]) + 0.1 * higher)}
 
-    before, after = (kl_in_reward.run(s)["curve"]["off"] for s in (Settings(), copied(tmp_path, raised, "std")))
+    before, after = (frpo.run(s)["curve"]["off"] for s in (Settings(), copied(tmp_path, raised, "std")))
     moved = {name: after[name]["mean"] - before[name]["mean"] for name in before}
     assert moved.pop("k3-loss divided") == pytest.approx(0.1, rel=1e-9)  # the others' curve does not contain it
     assert max(moved.values()) < 0.01
@@ -382,7 +408,7 @@ def test_other_right_answers_at_equal_kl_give_another_verdict(arm, change, fails
         return {**row, "correct_in": str(float(row["correct_in"]) + off)}
 
     changed = copied(tmp_path, moved, "comedy", "std", "frontier")
-    study = STUDIES["tang-munos/fig7"]
+    study = STUDIES["tang-munos/fig7"].computation
     before, after = (study.check(study.run(s))[:4] for s in (Settings(), changed))
     assert all(check.holds for check in before)
     assert [check.holds for check in after] == [fails not in check.claim for check in after]
@@ -394,7 +420,7 @@ def test_the_evaluations_of_both_arms_are_in_the_error_of_their_gap_at_equal_kl(
     noisier = lambda row: {**row, "correct_in_se": str((8 if row["arm"] == arm else 1) * float(row["correct_in_se"]))}
     changed = copied(tmp_path, noisier, "comedy", "std", "frontier")
     claim = "k1 in the reward at β = 0.03 answers more right than no KL"
-    before, after = (STUDIES["tang-munos/fig7"].run(s)["gaps"][claim] for s in (Settings(), changed))
+    before, after = (STUDIES["tang-munos/fig7"].computation.run(s)["gaps"][claim] for s in (Settings(), changed))
     assert after["difference"] == pytest.approx(before["difference"], rel=1e-9)  # fits differ in their last digits
     assert after["error"] > 2 * before["error"]
 

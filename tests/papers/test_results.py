@@ -1,12 +1,12 @@
 """Every reproduced result, re-derived at quick size, with the verdict that the results page prints."""
 
-import importlib
 import re
-import sys
 from collections import Counter
 from pathlib import Path
 
+import experiments
 import pytest
+import results
 from some import first
 
 from klgrad.papers import Settings, reproduce
@@ -57,15 +57,8 @@ LONG = (
 """Studies that take from three seconds to half a minute each, even the quick ones."""
 
 
-SCRIPTS, DOCS = (Path(__file__).parents[2] / folder for folder in ("scripts", "docs"))
+DOCS = Path(__file__).parents[2] / "docs"
 MARKS = dict(zip("✓✗?", VERDICTS, strict=True))
-
-
-@pytest.fixture
-def results(monkeypatch):
-    """The script that writes the pages."""
-    monkeypatch.setattr(sys, "path", [str(SCRIPTS), *sys.path])
-    return importlib.import_module("results")
 
 
 def not_held(checks):
@@ -84,12 +77,12 @@ def test_the_claim(name, tmp_path):
     assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
 
 
-def page_of(results, name):
+def page_of(name):
     return (DOCS / results.place_of(name).partition("#")[0]).read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("name", STUDIES)
-def test_the_table_of_results_has_the_claim_and_its_verdict(name, results):
+def test_the_table_of_results_has_the_claim_and_its_verdict(name):
     """Recorded runs are judged now; of the others it has the verdicts at full size."""
     (row,) = re.findall(
         rf"^\| \[{name}\]\({results.place_of(name)}\) \| (.*) \|$",
@@ -99,7 +92,7 @@ def test_the_table_of_results_has_the_claim_and_its_verdict(name, results):
     claim, verdict = row.replace("\\*", "*").split(" | ")
     assert claim == STUDIES[name].claim
     if STUDIES[name].experiment:
-        assert verdict == f"{Outcome(name, STUDIES[name].check(STUDIES[name].run(Settings())), None).counts} sentences"
+        assert verdict == f"{Outcome(name, experiments.judged(name), None).counts} sentences"
     else:
         failed = Counter(NOT_HELD.get(name, {}).values())
         assert set(re.findall("contradicted|undecided", verdict)) == set(failed)
@@ -107,10 +100,10 @@ def test_the_table_of_results_has_the_claim_and_its_verdict(name, results):
 
 
 @pytest.mark.parametrize("name", STUDIES)
-def test_the_page_says_the_same(name, results):
-    page, study = page_of(results, name), STUDIES[name]
+def test_the_page_says_the_same(name):
+    page, study = page_of(name), STUDIES[name]
     if study.experiment:
-        shown = [check for check in study.check(study.run(Settings())) if not check.waits]
+        shown = [check for check in experiments.judged(name) if not check.waits]
         assert [
             row for check in shown if (row := f"| {check.sentence} | {check.measured} | {check.verdict} |") not in page
         ] == []
@@ -126,4 +119,4 @@ def test_the_claim_is_told_in_a_sentence_or_two(name):
     claim = STUDIES[name].claim
     assert claim.endswith(".")
     assert 40 < len(claim) < 240
-    assert "\n\n" in (STUDIES[name].module.__doc__ or ""), "the source comes after the claim"
+    assert all(STUDIES[name].paragraphs), "the source comes after the claim"

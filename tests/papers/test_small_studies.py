@@ -1,4 +1,4 @@
-"""The studies on a CPU: their exact parts against sums that are written in another way, and the small model."""
+"""Exact parts of the studies on a CPU against sums that are written in another way, and the small model."""
 
 import math
 
@@ -6,8 +6,11 @@ import pytest
 import torch
 from tolerances import EXACT, Tol
 
+from klgrad.core.credit import to_go
+from klgrad.core.importance import prefix_ratio, prefix_ratio_before
+from klgrad.papers.comedy import chains as tree
 from klgrad.papers.own import degenerate_distillation, division, small_model, stale_k1
-from klgrad.papers.tang_munos.first_order import exact_gradient
+from klgrad.papers.tang_munos.fig8_sequences import exact_gradient
 
 SINGLE = Tol(1e-4, 1e-4, "log-probs of a transformer in float32, by a cache and without")
 GROWTH = Tol(1e-3, 1e-6, "a push of 1e-9 in float64, which is not quite linear")
@@ -63,8 +66,9 @@ def test_a_queue_keeps_the_logits_less_the_policies_of_the_last_updates():
 
 
 def test_without_a_spread_of_rewards_the_division_forgets_beta():
-    ratio, reward = torch.randn(1, 8, dtype=torch.float64), torch.ones(1, 8, dtype=torch.float64)
-    generator = torch.Generator()
+    generator = torch.Generator().manual_seed(0)
+    ratio = torch.randn(1, 8, dtype=torch.float64, generator=generator)
+    reward = torch.ones_like(ratio)
     size = lambda arm, beta: division.ADVANTAGES[arm](reward, ratio, beta, generator).norm()
     assert size("divided", 0.1) < 1.02 * size("divided", 0.01)
     for arm in (division.REMEDY, "in the advantage", "by the reward's deviation"):
@@ -88,3 +92,23 @@ def test_texts_are_right_sums_and_others_are_not():
     other = shown.ids.clone()
     other[:, small_model.PROMPT :] = small_model.LETTERS.index("7")
     assert not small_model.with_mask(other).right.any()
+
+
+WEIGHTS = {
+    "prefix": lambda rollout: tree.placements(rollout, to_go, prefix_ratio(rollout)),
+    "prefix, without the present token": lambda rollout: tree.placements(rollout, to_go, prefix_ratio_before(rollout)),
+    "prefix of the score's token": lambda rollout: {
+        name: prefix_ratio(rollout) * c for name, c in tree.placements(rollout, to_go).items()
+    },
+}
+
+
+@pytest.mark.parametrize("weight", WEIGHTS)
+def test_the_prefix_ratio_is_exact_with_the_present_token_and_inside_the_sum(weight):
+    generator = torch.Generator().manual_seed(5)
+    chains = tree.random_chains(4, 5, generator)
+    chains = chains.sampled_by(chains.policy + 0.7 * tree.random_logits(4, 5, generator))
+    found = chains.moments(WEIGHTS[weight])
+    for name in tree.SOUND:
+        bias = found[name].bias(chains.kl_gradient)
+        assert bool((bias < tree.EXACT).all() if weight == "prefix" else (bias > tree.BIASED).all()), (name, bias)

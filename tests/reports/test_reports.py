@@ -9,7 +9,6 @@ from tolerances import EXACT
 
 from klgrad import KLTerm, Rollout, kl_report, mismatch_report
 from klgrad.core.importance import effective_sample_size
-from klgrad.core.result import ratio_of_means
 from klgrad.errors import RolloutError
 from klgrad.reports import KLSums, StreamSample
 
@@ -65,22 +64,6 @@ def test_the_standard_error_is_the_spread_of_the_mean():
     spread = torch.stack([r.mean for r in reports]).std()
     claimed = torch.stack([r.standard_error for r in reports]).mean()
     assert float(claimed) == pytest.approx(float(spread), rel=0.15)
-
-
-def test_completions_of_one_prompt_are_not_counted_as_independent():
-    """Every group repeats one value: its repetitions carry no information."""
-    values = torch.randn(50, generator=torch.Generator().manual_seed(0)).double()
-    group = torch.arange(50).repeat_interleave(8)
-    once = ratio_of_means(values, torch.ones(50).double())
-    repeated = ratio_of_means(values.repeat_interleave(8), torch.ones(400).double(), group)
-    EXACT.check(repeated.mean, once.mean)
-    EXACT.check(repeated.standard_error, once.standard_error)
-    blind = ratio_of_means(values.repeat_interleave(8), torch.ones(400).double())
-    assert blind.standard_error < 0.5 * once.standard_error
-
-
-def test_one_sample_has_no_error():
-    assert torch.isnan(ratio_of_means(torch.ones(1), torch.ones(1)).standard_error)
 
 
 @pytest.mark.parametrize("grouped", [True, False])

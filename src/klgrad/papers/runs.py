@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from ..errors import ExperimentError
-from .study import Check, Experiment, Settings
+from .study import Axes, Check, Experiment, Numbers, Settings
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -174,18 +174,23 @@ def counts(found: Found) -> bool:
     return found["seeds"] >= ENOUGH_SEEDS and found["difference"] > ENOUGH_ERRORS * found["error"]
 
 
-def exceeds_over_seeds(claim: str, found: Found) -> Check:
-    """Check that a difference is positive; undecided if neither it nor its opposite counts.
+def exceeds_over_seeds(claim: str, found: Found | None) -> Check:
+    """Check that a difference is positive; undecided if neither it nor its opposite counts, or if runs are missing.
 
     Example:
         >>> exceeds_over_seeds("it learns more", {"difference": 0.3, "error": 0.1, "seeds": 3}).measured
         'by 0.3 ± 0.1, 3.0 standard errors, 3 seeds'
     """
+    if found is None:
+        return undecided_without_runs(claim)
     errors = found["difference"] / found["error"] if found["error"] else float("inf") * found["difference"]
     by = f"by {found['difference']:.2g} ± {found['error']:.2g}"
     measured = f"{by}, {errors:.1f} standard errors, {found['seeds']:g} seed{'s' * (found['seeds'] != 1)}"
     differs = counts({**found, "difference": abs(found["difference"])})
     return Check(claim, measured, counts(found), decided=differs, chance=chance_of(errors, found["seeds"]))
+
+
+exceeds_if_run = exceeds_over_seeds
 
 
 def chance_of(errors: float, seeds: float) -> float | None:
@@ -220,11 +225,6 @@ def undecided_without(what: str, claim: str) -> Check:
     return Check(claim, f"no value: {what} are missing", holds=False, decided=False, waits=True)
 
 
-def exceeds_if_run(claim: str, found: Found | None) -> Check:
-    """Check that a difference is positive; undecided if runs are missing."""
-    return undecided_without_runs(claim) if found is None else exceeds_over_seeds(claim, found)
-
-
 def collapse_if_run(claim: str, found: Found | None, horizon: str) -> Check:
     """Check that a run ends below its start; a run that has not done so yet does not contradict it.
 
@@ -233,20 +233,20 @@ def collapse_if_run(claim: str, found: Found | None, horizon: str) -> Check:
         found: by how much the end is below the start.
         horizon: how long the runs are, and those of the paper.
     """
-    judged = exceeds_if_run(claim, found)
+    judged = exceeds_over_seeds(claim, found)
     if judged.verdict != "contradicted":
         return judged
     return replace(judged, measured=f"{judged.measured}; {horizon}", decided=False)
 
 
-def equal_over_seeds(claim: str, found: Found, margin: float) -> Check:
-    """Check that a difference is within a margin, by two standard errors; undecided if that depends on them.
+def equal_over_seeds(claim: str, found: Found | None, margin: float) -> Check:
+    """Check that a difference is within a margin, by two standard errors; else, or without runs, it is undecided.
 
     Example:
         >>> equal_over_seeds("they agree", {"difference": 0.1, "error": 0.1, "seeds": 3}, margin=0.4).measured
         '0.1 ± 0.1, margin 0.4, 3 seeds'
     """
-    return _below(claim, abs(found["difference"]), found, "margin", margin)
+    return _below(claim, found, "margin", margin, abs)
 
 
 def below_if_run(claim: str, found: Found | None, limit: float) -> Check:
@@ -256,10 +256,15 @@ def below_if_run(claim: str, found: Found | None, limit: float) -> Check:
         >>> below_if_run("it costs little", {"difference": 0.1, "error": 0.1, "seeds": 3}, limit=0.4).measured
         '0.1 ± 0.1, limit 0.4, 3 seeds'
     """
-    return undecided_without_runs(claim) if found is None else _below(claim, found["difference"], found, "limit", limit)
+    return _below(claim, found, "limit", limit)
 
 
-def _below(claim: str, value: float, found: Found, word: str, limit: float) -> Check:
+def _below(
+    claim: str, found: Found | None, word: str, limit: float, of: Callable[[float], float] = lambda x: x
+) -> Check:
+    if found is None:
+        return undecided_without_runs(claim)
+    value = of(found["difference"])
     error, enough = ENOUGH_ERRORS * found["error"], found["seeds"] >= ENOUGH_SEEDS
     below, above = enough and value + error < limit, enough and value - error > limit
     seeds = f"{found['seeds']:g} seed{'s' * (found['seeds'] != 1)}"
@@ -348,7 +353,7 @@ def failures(rows: Iterable[Row], last: int, name_of: Callable[[Row], str]) -> d
     return found
 
 
-def runs_of(last: list[Row], name_of: Callable[[Row], str]) -> list[dict[str, Any]]:
+def runs_of(last: list[Row], name_of: Callable[[Row], str]) -> list[Numbers]:
     """One point for each run."""
     return [
         {
@@ -362,7 +367,7 @@ def runs_of(last: list[Row], name_of: Callable[[Row], str]) -> list[dict[str, An
     ]
 
 
-def curve_of(last: list[Row], name_of: Callable[[Row], str]) -> dict[str, Any]:
+def curve_of(last: list[Row], name_of: Callable[[Row], str]) -> Numbers:
     """The curve of all runs, what it explains, and how far each arm is from the curve of the others."""
     kl = torch.tensor([float(row["kl_per_sequence"]) for row in last], dtype=torch.float64)
     right = torch.tensor([float(row["correct_in"]) for row in last], dtype=torch.float64)
@@ -568,7 +573,7 @@ def nearest(ends: Iterable[Row], name_of: Callable[[Row], Name]) -> dict[Name, R
 # What the figures of several results draw.
 
 
-def band(axis: Any, at: Sequence[float], path: dict[str, list[float]], colour: str, alpha: float = 0.13) -> None:
+def band(axis: Axes, at: Sequence[float], path: dict[str, list[float]], colour: str, alpha: float = 0.13) -> None:
     """A band of one standard error around a mean.
 
     Args:
@@ -583,16 +588,14 @@ def band(axis: Any, at: Sequence[float], path: dict[str, list[float]], colour: s
     axis.fill_between(at, low, high, color=colour, alpha=alpha, lw=0)
 
 
-def curve(
-    axis: Any, path: dict[str, Any] | None, colour: str, line: str = "-", alpha: float = 0.13, **look: Any
-) -> None:
+def curve(axis: Axes, path: Numbers | None, colour: str, line: str = "-", alpha: float = 0.13, **look: Any) -> None:
     """Draw what `paths` has of a setting, with its `band`; nothing without it."""
     if path is not None:
         axis.plot(path["updates"], path["mean"], line, color=colour, **look)
         band(axis, path["updates"], path, colour, alpha)
 
 
-def logarithmic(axis: Any) -> None:
+def logarithmic(axis: Axes) -> None:
     """Make the y axis logarithmic, with small plain numbers at all its ticks."""
     axis.set_yscale("log")
     axis.yaxis.set_major_formatter("{x:g}")

@@ -2,7 +2,8 @@
 
 The docstring of the module states the claim in our own words, names the figure and gives the source. `run` computes
 numbers that JSON can hold, `check` judges them, and `draw` draws them. `check` and `draw` read the saved numbers only,
-so that neither depends on anything that was not saved.
+so that neither depends on anything that was not saved. Small studies of one topic share a module: each is a class of it
+with the same docstring and methods.
 """
 
 import hashlib
@@ -19,8 +20,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 
@@ -29,8 +29,11 @@ from ..drawing import KINDS, look, write_figure
 from ..support import finite, partials_of, write_whole
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from matplotlib.axes import Axes as Axes
+    from matplotlib.figure import Figure as Figure
     from torch import Tensor
+else:  # names for the signatures of the studies: matplotlib is there where something is drawn
+    Axes = Figure = Any
 
 Numbers = dict[str, Any]
 """Nested dictionaries and lists of numbers and strings."""
@@ -194,51 +197,51 @@ def below(claim: str, value: float, limit: float) -> Check:
     return Check(claim, f"{value:.3g}, limit {limit:.3g}", value <= limit)
 
 
+class Computation(Protocol):
+    """A module or an object of a class as described above.
+
+    It may also have an `EXPERIMENT`, the training runs that it reads; `compare`, which tabulates the numbers of all
+    arms, if it takes arms of a user; and a `SOURCE`, if the docstring of its package does not name the paper.
+    """
+
+    __doc__: str | None
+
+    def run(self, settings: Settings) -> Numbers: ...
+    def check(self, numbers: Numbers) -> list[Check]: ...
+    def draw(self, numbers: Numbers, figure: Figure) -> None: ...
+
+
 @dataclass(frozen=True)
 class Study:
-    """A module as described above, under its name on the command line."""
+    """What computes a result, under its name on the command line, with its source: the paper."""
 
     name: str
-    module: ModuleType
+    computation: Computation
+    source: str = ""
+
+    @property
+    def paragraphs(self) -> tuple[str, str]:
+        """The claim, which is the first paragraph of the docstring, on one line; and the rest on another."""
+        claim, _, rest = (self.computation.__doc__ or "").strip().partition("\n\n")
+        return " ".join(claim.split()), " ".join(rest.split())
 
     @property
     def claim(self) -> str:
-        """The first paragraph of the module's docstring, on one line."""
-        return " ".join((self.module.__doc__ or "").strip().split("\n\n")[0].split())
-
-    @property
-    def source(self) -> str:
-        """The paper: the first sentence of its package's docstring."""
-        package = import_module(self.module.__name__.rpartition(".")[0]) if "." in self.module.__name__ else self.module
-        return " ".join((package.__doc__ or "").split())
+        """What the study judges."""
+        return self.paragraphs[0]
 
     @property
     def experiment(self) -> Experiment | None:
         """The training runs whose numbers it reads; None for a study that computes its numbers."""
-        return getattr(self.module, "EXPERIMENT", None)
-
-    @property
-    def run(self) -> Callable[[Settings], Numbers]:
-        """Computes the numbers."""
-        return self.module.run
-
-    @property
-    def check(self) -> Callable[[Numbers], list[Check]]:
-        """Judges the numbers."""
-        return self.module.check
-
-    @property
-    def draw(self) -> "Callable[[Numbers, Figure], None]":
-        """Draws the numbers."""
-        return self.module.draw
+        return getattr(self.computation, "EXPERIMENT", None)
 
     @property
     def compare(self) -> Callable[[Numbers], Comparison] | None:
         """Tabulates the numbers of all arms; None for a study that takes no arms of a user."""
-        return getattr(self.module, "compare", None)
+        return getattr(self.computation, "compare", None)
 
 
-def over_repeats(x: "Tensor") -> dict[str, Any]:
+def over_repeats(x: "Tensor") -> Numbers:
     """Mean and standard error over the last axis, in the dtype of `x`.
 
     Returns:
@@ -248,38 +251,40 @@ def over_repeats(x: "Tensor") -> dict[str, Any]:
     return {"mean": x.mean(-1).tolist(), "error": error.tolist()}
 
 
+def mean_exceeds(claim: str, repeats: Numbers, *, sign: int = 1) -> Check:
+    """Check that what `over_repeats` returns for a vector is positive, or negative with `sign=-1`, by its z-score."""
+    return exceeds(claim, sign * repeats["mean"], repeats["error"])
+
+
 def exceeds_zero(claim: str, x: "Tensor") -> Check:
     """Check that the mean of a vector of repeats is positive, by its z-score."""
-    found = over_repeats(x)
-    return exceeds(claim, found["mean"], found["error"])
+    return mean_exceeds(claim, over_repeats(x))
 
-
-# All results by name.
 
 MODULES = {
-    "tang-munos/fig1": "tang_munos.fig1_value",
-    "tang-munos/fig2": "tang_munos.fig2_gradient",
+    "tang-munos/fig1": "tang_munos.estimates:Fig1",
+    "tang-munos/fig2": "tang_munos.estimates:Fig2",
     "tang-munos/fig3": "tang_munos.fig3_minimise",
-    "tang-munos/fig4": "tang_munos.fig4_regularised",
-    "tang-munos/fig5": "tang_munos.fig5_converged",
-    "tang-munos/fig6": "tang_munos.fig6_which_optimum",
-    "tang-munos/lambda": "tang_munos.k_lambda",
+    "tang-munos/fig4": "tang_munos.optima:Fig4",
+    "tang-munos/fig5": "tang_munos.optima:Fig5",
+    "tang-munos/fig6": "tang_munos.optima:Fig6",
+    "tang-munos/lambda": "tang_munos.estimates:KLambda",
     "tang-munos/fig7": "tang_munos.fig7_frontier",
     "tang-munos/fig8": "tang_munos.fig8_language_model",
     "tang-munos/fig8-tabular": "tang_munos.fig8_sequences",
     "tang-munos/long-runs": "tang_munos.long_runs",
-    "rethinking/fig1": "rethinking.fig1_coefficients",
-    "rethinking/theorem-5.1": "rethinking.theorem_5_1",
-    "rethinking/k3-bias": "rethinking.k3_bias",
-    "rethinking/k3-variance": "rethinking.k3_variance",
-    "rethinking/gaussian": "rethinking.gaussian",
-    "rethinking/off-policy": "rethinking.off_policy",
+    "rethinking/fig1": "rethinking.placements:Coefficients",
+    "rethinking/theorem-5.1": "rethinking.placements:Theorem",
+    "rethinking/k3-bias": "rethinking.k3:Bias",
+    "rethinking/k3-variance": "rethinking.k3:Variance",
+    "rethinking/gaussian": "rethinking.k3:Gaussian",
+    "rethinking/off-policy": "rethinking.placements:OffPolicy",
     "rethinking/language-model": "rethinking.language_model",
-    "comedy/synthetic": "comedy.synthetic",
-    "comedy/off-policy": "comedy.stale_samples",
+    "comedy/synthetic": "comedy.chains:Synthetic",
+    "comedy/off-policy": "comedy.chains:Stale",
     "comedy/on-policy": "comedy.on_policy",
     "comedy/asynchronous": "comedy.asynchronous",
-    "frpo/kl-in-reward": "frpo.kl_in_reward",
+    "frpo/kl-in-reward": "frpo",
     "asyncopd/stale-distillation": "asyncopd.stale_distillation",
     "baselines": "own.baselines",
     "klgrad/discount": "own.discount",
@@ -287,13 +292,17 @@ MODULES = {
     "klgrad/k1-on-stale-samples": "own.stale_k1",
     "klgrad/division": "own.division",
     "klgrad/degenerate-distillation": "own.degenerate_distillation",
-    "schulman/table": "schulman.table",
+    "schulman/table": "schulman",
 }
+"""Results by name: the module, and the class in it where it has several."""
 
 
 def load_study(name: str) -> Study:
-    """The study of a name in `MODULES`; no other is imported."""
-    return Study(name, import_module(f".{MODULES[name]}", __package__))
+    """The study of a name in `MODULES`; no other module is imported."""
+    path, _, part = MODULES[name].partition(":")
+    module: Any = import_module(f".{path}", __package__)
+    source = getattr(module, "SOURCE", None) or import_module(module.__name__.rpartition(".")[0]).__doc__ or ""
+    return Study(name, getattr(module, part)() if part else module, " ".join(source.split()))
 
 
 def studies() -> dict[str, Study]:
@@ -375,14 +384,14 @@ def reproduce(study: Study, settings: Settings, out: Path, *, fresh: bool = Fals
     if numbers is None:
         start = time.perf_counter()
         # Judge and draw what JSON stores, so that saved numbers give the same result.
-        numbers = json.loads(json.dumps(finite(study.run(settings))))
+        numbers = json.loads(json.dumps(finite(study.computation.run(settings))))
         seconds = time.perf_counter() - start
         for picture in pictures:
             picture.unlink(missing_ok=True)
     made = numbers["made"] if study.experiment else {}
     measured = f"{', '.join(made['date'])}, commit {', '.join(made['commit'])}" if made else ""
     comparison = study.compare(numbers) if study.compare and settings.arms else None
-    outcome = Outcome(study.name, study.check(numbers), seconds, measured, comparison)
+    outcome = Outcome(study.name, study.computation.check(numbers), seconds, measured, comparison)
     saved = {
         "result": study.name,
         "source": study.source,
@@ -403,13 +412,13 @@ def files_of(study: Study, out: Path) -> list[Path]:
     return [out / f"{study.name}.{kind}" for kind in ("json", *KINDS)]
 
 
-def _kept(study: Study, data: Path, requested: dict[str, Any]) -> Numbers | None:
+def _kept(study: Study, data: Path, requested: Numbers) -> Numbers | None:
     """Numbers of an earlier run with the same settings; None if there are none, or if they cannot be judged."""
     try:
         saved = json.loads(data.read_text(encoding="utf-8"))
         if saved["settings"] != requested:
             return None
-        study.check(saved["numbers"])
+        study.computation.check(saved["numbers"])
         return saved["numbers"]
     except Exception:  # a file may hold anything
         return None
@@ -431,7 +440,7 @@ def _draw(study: Study, numbers: Numbers, path: Path) -> None:
 
     with rc_context(look(10)):
         figure = Figure(figsize=(7.0, 4.2), layout="constrained")
-        study.draw(numbers, figure)
+        study.computation.draw(numbers, figure)
         write_figure(figure, path)
 
 

@@ -13,17 +13,10 @@ docs/experiments.md.
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
 
 from ...drawing import BLUE, STYLES
 from .. import runs
-from ..study import Check, Experiment, Numbers, Settings, ours
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-
-# The figure of `on_policy`: right answers over updates at each coefficient, and over the KL.
+from ..study import Axes, Check, Experiment, Figure, Numbers, Settings, ours
 
 LABELS = {
     "none": ("no KL", "black", "-"),
@@ -40,7 +33,7 @@ ROWS = (("none", "k1-reward", "k1-loss", "k1-both", "exact-loss"), ("none", "k3-
 MARKS = {"-": "o", ":": "s", "--": "^"}
 
 
-def draw(numbers: Numbers, figure: "Figure") -> None:
+def draw(numbers: Numbers, figure: Figure) -> None:
     """A row for each estimator: a panel for each coefficient, and one with the runs over the KL."""
     coefficients = sorted({run["kl_coef"] for run in numbers["runs"]} - {"0.0"}, key=float)
     figure.set_size_inches(3.5 * (len(coefficients) + 1), 8)
@@ -53,7 +46,7 @@ def draw(numbers: Numbers, figure: "Figure") -> None:
         panels[0].legend(loc="lower right", fontsize=8.5)
 
 
-def _updates(numbers: Numbers, axis: Any, coefficient: str, arms: tuple[str, ...]) -> None:
+def _updates(numbers: Numbers, axis: Axes, coefficient: str, arms: tuple[str, ...]) -> None:
     for arm in arms:
         label, colour, line = LABELS[arm]
         path = numbers["paths"].get(f"{arm} {'0.0' if arm == 'none' else coefficient}")
@@ -61,7 +54,7 @@ def _updates(numbers: Numbers, axis: Any, coefficient: str, arms: tuple[str, ...
     axis.set(xlabel="updates", title=f"β = {float(coefficient):g}\n3 seeds, ± 1 SE", xticks=[0, 20, 40, 60])
 
 
-def _frontier(numbers: Numbers, axis: Any, arms: tuple[str, ...]) -> None:
+def _frontier(numbers: Numbers, axis: Axes, arms: tuple[str, ...]) -> None:
     for run in (run for run in numbers["runs"] if run["name"] in arms):
         _, colour, line = LABELS[run["name"]]
         axis.plot(run["kl"], run["correct_in"], MARKS[line], ms=5, color=colour, mfc="none", zorder=3)
@@ -162,11 +155,13 @@ def _pairs(last: list[runs.Row], coef: str) -> list[tuple[runs.Row, runs.Row]]:
 def check(numbers: Numbers) -> list[Check]:
     """The paper's sentences, each by a difference at the last update, and ours."""
     differences = numbers["differences"]
-    found = [runs.exceeds_if_run(claim, numbers["fallen"][arm]) for claim, arm in COLLAPSES.items()]
+    found = [runs.exceeds_over_seeds(claim, numbers["fallen"][arm]) for claim, arm in COLLAPSES.items()]
     for claim, (_, high, _) in HIGHER.items():
         gap = differences[claim]
-        found.append(runs.collapse_if_run(claim, gap, HORIZON) if high == "start" else runs.exceeds_if_run(claim, gap))
-    higher = (runs.exceeds_if_run(claim, differences[claim]) for claim in OUR_HIGHER)
+        found.append(
+            runs.collapse_if_run(claim, gap, HORIZON) if high == "start" else runs.exceeds_over_seeds(claim, gap)
+        )
+    higher = (runs.exceeds_over_seeds(claim, differences[claim]) for claim in OUR_HIGHER)
     return [*found, *ours(*_pooled(numbers["pooled"]), *higher)]
 
 

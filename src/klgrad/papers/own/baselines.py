@@ -6,14 +6,11 @@ of other kinds, such as are drawn for training, and those of the distillations. 
 are those of other studies, at temperature 1. All models come from one file with 4-bit weights.
 """
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
 
 from ...drawing import BLACK, BLUE, GREY, VERMILION
 from .. import runs
-from ..study import Check, Experiment, Numbers, Settings
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from ..study import Axes, Check, Experiment, Figure, Numbers, Settings
 
 TRAINED = Experiment("comedy.csv", "exp_comedy.py")
 DISTILLED = Experiment("stale_distill.csv", "exp_stale_distill.py")
@@ -76,14 +73,14 @@ def _ahead(groups: dict[str, list[runs.Row]], one: str, other: str) -> runs.Foun
 
 def check(numbers: Numbers) -> list[Check]:
     """Every sentence, seed by seed."""
-    return [runs.exceeds_if_run(claim, found) for claim, found in numbers["claims"].items()]
+    return [runs.exceeds_over_seeds(claim, found) for claim, found in numbers["claims"].items()]
 
 
 LABELS = {INSIDE: BLACK, AS_TRAINED: BLUE, OUTSIDE: VERMILION, TEACHER: GREY}
 SHOWN = {SAMPLED: "T = 1", SHARPER: "T = 0.5", GREEDY: "greedy"}
 
 
-def draw(numbers: Numbers, figure: "Figure") -> None:
+def draw(numbers: Numbers, figure: Figure) -> None:
     """Right answers by temperature, and over the KL beside trained policies."""
     figure.set_size_inches(11, 4.2)
     by_temperature, over_kl = figure.subplots(1, 2)
@@ -108,6 +105,6 @@ def draw(numbers: Numbers, figure: "Figure") -> None:
     over_kl.legend(fontsize=8.5)
 
 
-def _line(axis: Any, found: list[runs.Found], at: Any, label: str, colour: str) -> None:
+def _line(axis: Axes, found: list[runs.Found], at: Sequence[float], label: str, colour: str) -> None:
     mean, error = ([each[name] for each in found] for name in ("mean", "error"))
-    axis.errorbar(list(at), mean, yerr=error, fmt="o-", ms=5, lw=1.4, capsize=3, color=colour, label=label)
+    axis.errorbar(at, mean, yerr=error, fmt="o-", ms=5, lw=1.4, capsize=3, color=colour, label=label)

@@ -3,7 +3,7 @@ good; one that can is there for a while and comes back; the token level keeps th
 
 KL(student‖teacher) of completions adds up over tokens, so a student whose KL per token stays above 0 lowers it by
 ending early. That is an optimum and needs no noise: here gradients and KLs are exact sums. Policies are of first order,
-with a vocabulary of 16 and an end token (`tang_munos/first_order.py`); the student has 2 to 16 rows of logits for the
+with a vocabulary of 16 and an end token (`fig8_sequences.py`); the student has 2 to 16 rows of logits for the
 teacher's 16, and so can match it with 16 rows only. Varied: the rows, the distance of the start from the nearest
 student, the most tokens of a completion, and the discount of the future, from the token level (0) to the sequence
 level (1). A warm start has 300 updates at the token level and goes on at the sequence level. Adam at 0.03. The share is
@@ -13,7 +13,6 @@ with their working: the teacher has 1.2 million parameters, and a student either
 
 import itertools
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -23,13 +22,9 @@ from ...core.term import KLTerm
 from ...drawing import BLUE, GREEN, VERMILION
 from ...enumeration import END
 from ..runs import curve, exceeds_over_seeds
-from ..study import Check, Numbers, Settings, all_exceed, exceeds, over_repeats
-from ..tang_munos.first_order import REF_SCALE, VOCAB, Problems
+from ..study import Axes, Check, Figure, Numbers, Settings, all_exceed, exceeds, mean_exceeds, over_repeats
+from ..tang_munos.fig8_sequences import REF_SCALE, VOCAB, Problems
 from .small_model import Completions, Transformer, pretrain, prompts, sample
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 
 # First-order policies: the gradient of any discount, exactly.
 
@@ -209,24 +204,17 @@ SHORT, KEPT, BACK = 0.5, 0.9, 0.95
 def check(numbers: Numbers) -> list[Check]:
     """The optimum, the transient, what a warm start does, and the transformers."""
     of = {(x["level"], x["case"]["rows"]): x for x in numbers["levels"]}
-    found = []
-    for rows in LEVEL_ROWS[:-1]:
-        claim = f"{rows} rows, which cannot match: after {_last(numbers)} updates at the sequence level completions are"
-        found.append(
-            _all(f"{claim} shorter than half of the teacher's", of["sequence", rows]["end"], SHORT, above=False)
-        )
-    found += [
-        _all("16 rows, which can match: there they have the teacher's length", of["sequence", 16]["end"], BACK),
+    ends = {key: x["end"] for key, x in of.items()}
+    few, last = LEVEL_ROWS[:-1], numbers["levels"][0]["updates"][-1]
+    short = f"rows, which cannot match: after {last} updates at the sequence level completions are shorter than half of"
+    longer = "rows: the token level ends with longer completions than the sequence level"
+    found = [
+        *(_all(f"{rows} {short} the teacher's", ends["sequence", rows], SHORT, above=False) for rows in few),
+        _all("16 rows, which can match: there they have the teacher's length", ends["sequence", 16], BACK),
         _mostly_short(
             "16 rows: on the way there completions are shorter than half of it", of["sequence", 16]["lowest"]
         ),
-        *(
-            exceeds(
-                f"{rows} rows: the token level ends with longer completions than the sequence level",
-                *_paired(of["token", rows]["end"], of["sequence", rows]["end"]),
-            )
-            for rows in LEVEL_ROWS[:-1]
-        ),
+        *(exceeds(f"{rows} {longer}", *_paired(ends["token", rows], ends["sequence", rows])) for rows in few),
         _same_as(of["warm", 4], of["sequence", 4]),
         _all("16 rows: after a warm start they are never shorter than 0.9 of it", of["warm", 16]["lowest"], KEPT),
         _farther(of),
@@ -234,18 +222,11 @@ def check(numbers: Numbers) -> list[Check]:
     cases = [x for x in numbers["varied"] if x["varied"] == "distance" and x["case"]["rows"] == 4]
     shares = [share for x in cases for share in x["end"]]
     found.append(_all("4 rows, any distance, 0 too: they end shorter than half of it", shares, SHORT, above=False))
-    for name, key, claim in (
-        ("length", "end", "4 rows: the longer the limit, the smaller the share at the end"),
-        ("discount", "end", "4 rows: the larger the discount, the smaller the share at the end"),
-    ):
-        ends = [x[key] for x in numbers["varied"] if x["varied"] == name and x["case"]["rows"] == 4]
-        pairs = [_paired(a, b) for a, b in itertools.pairwise(ends)]
-        found.append(all_exceed(claim, pairs))
+    for name, larger in (("length", "longer the limit"), ("discount", "larger the discount")):
+        shares = [x["end"] for x in numbers["varied"] if x["varied"] == name and x["case"]["rows"] == 4]
+        pairs = [_paired(a, b) for a, b in itertools.pairwise(shares)]
+        found.append(all_exceed(f"4 rows: the {larger}, the smaller the share at the end", pairs))
     return [*found, *_of_sums(numbers["sums"])] if numbers["sums"] else found
-
-
-def _last(numbers: Numbers) -> int:
-    return numbers["levels"][0]["updates"][-1]
 
 
 def _all(claim: str, shares: list[float], limit: float, *, above: bool = True) -> Check:
@@ -256,9 +237,9 @@ def _all(claim: str, shares: list[float], limit: float, *, above: bool = True) -
 
 
 def _mostly_short(claim: str, lowest: list[float]) -> Check:
-    x = SHORT - torch.tensor(lowest, dtype=torch.float64)
-    judged = exceeds(claim, float(x.mean()), float(x.std() / len(x) ** 0.5))
-    return replace(judged, measured=f"lowest share {SHORT - float(x.mean()):.2f}, {judged.measured}")
+    below = over_repeats(SHORT - torch.tensor(lowest, dtype=torch.float64))
+    judged = mean_exceeds(claim, below)
+    return replace(judged, measured=f"lowest share {SHORT - below['mean']:.2f}, {judged.measured}")
 
 
 def _paired(ones: list[float], others: list[float]) -> tuple[float, float]:
@@ -311,7 +292,7 @@ COLOURS = {"token": BLUE, "sequence": VERMILION, "warm": GREEN}
 NAMES = {"token": "token level", "sequence": "sequence level", "warm": f"token level for {WARM}, then sequence"}
 
 
-def draw(numbers: Numbers, figure: "Figure") -> None:
+def draw(numbers: Numbers, figure: Figure) -> None:
     """Lengths and both KLs over updates by rows; what is varied; the transformers."""
     figure.set_size_inches(12.5, 10.6)
     axes = figure.subplots(3, 3)
@@ -335,7 +316,7 @@ def draw(numbers: Numbers, figure: "Figure") -> None:
     _draw_sums(numbers["sums"], axes[2][2], "the same", "teacher")
 
 
-def _draw_varied(numbers: Numbers, axis: Any, name: str, number: int) -> None:
+def _draw_varied(numbers: Numbers, axis: Axes, name: str, number: int) -> None:
     for rows, colour in ((4, VERMILION), (16, BLUE)):
         found = [x for x in numbers["varied"] if x["varied"] == name and x["case"]["rows"] == rows]
         at = [x["case"][name] for x in found]
@@ -352,7 +333,7 @@ def _draw_varied(numbers: Numbers, axis: Any, name: str, number: int) -> None:
     axis.legend(fontsize=8)
 
 
-def _draw_sums(runs: list[Numbers], axis: Any, student: str, key: str) -> None:
+def _draw_sums(runs: list[Numbers], axis: Axes, student: str, key: str) -> None:
     for level, colour in COLOURS.items():
         for x in (x for x in runs if (x["student"], x["level"]) == (student, level)):
             label = {"warm": "token level, then sequence"}.get(level, NAMES[level]) if x["seed"] == 0 else None

@@ -15,15 +15,10 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import combinations, pairwise
-from typing import TYPE_CHECKING, Any
 
 from ...drawing import BLACK, BLUE, GREEN, GREY, ORANGE, VERMILION
 from .. import runs
-from ..study import Check, Experiment, Numbers, Settings, all_exceed
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
+from ..study import Axes, Check, Experiment, Figure, Numbers, Settings, all_exceed
 
 # The sweep of learning rates of `discount`, with one seed: it chooses the rate at which each arm is judged.
 
@@ -205,7 +200,7 @@ MARKS = {("exact", "256"): "o", ("exact", "64"): "s", ("k1", "256"): "^", ("k1",
 DRAWN_STUDENTS = {"0": "gradient at the start", "20": "gradient after 20 updates"}
 
 
-def draw(numbers: Numbers, figure: "Figure") -> None:
+def draw(numbers: Numbers, figure: Figure) -> None:
     """Means over seeds and over batches, with bars of one standard error; what has no runs is left out."""
     students = [update for update in DRAWN_STUDENTS if numbers["gradients"].get(update)]
     (*axes, sweep), of_gradients = _places(figure, len(students))
@@ -234,7 +229,7 @@ def draw(numbers: Numbers, figure: "Figure") -> None:
     figure.legend(named.values(), named.keys(), ncols=len(KINDS), loc="outside lower center", fontsize=8.5)
 
 
-def _places(figure: "Figure", gradients: int) -> tuple[list[Any], list[Any]]:
+def _places(figure: Figure, gradients: int) -> tuple[list[Axes], list[Axes]]:
     """A row with the panels of the runs, and below it one with those of the gradients, if there are any."""
     columns, rows = len(PANELS) + 1, 1 + bool(gradients)
     figure.set_size_inches(4 * columns + 1, 4.2 * rows + 0.4)
@@ -245,17 +240,14 @@ def _places(figure: "Figure", gradients: int) -> tuple[list[Any], list[Any]]:
     return list(grid[0]), below[:gradients]
 
 
-def _logarithmic(axis: Any) -> None:
-    axis.set(yscale="log")
+def _logarithmic(axis: Axes) -> None:
+    runs.logarithmic(axis)
     low, high = axis.get_ylim()
     if high > 10 * low:  # labels of all minor ticks would overlap
-        axis.yaxis.get_minor_locator().set_params(subs=(2, 5))
-    for formatter in (axis.yaxis.set_major_formatter, axis.yaxis.set_minor_formatter):
-        formatter("{x:g}")
-    axis.tick_params(axis="y", which="both", labelsize=8)
+        axis.yaxis.get_minor_locator().set_params(subs=(2, 5))  # pyright: ignore[reportCallIssue]
 
 
-def _rates(axis: Any, rates: list[Numbers], start: Numbers) -> None:
+def _rates(axis: Axes, rates: list[Numbers], start: Numbers) -> None:
     """Both KLs of every run of the sweep; the best rate of an arm is filled."""
     own, teachers = PANELS
     for run in rates:
@@ -268,7 +260,9 @@ def _rates(axis: Any, rates: list[Numbers], start: Numbers) -> None:
     axis.text(1, start[teachers]["mean"], "before training", transform=axis.get_yaxis_transform(), fontsize=8,
               ha="right", va="bottom", color=GREY)  # fmt: skip
     discounts = {run["arm"].split("-")[1] for run in rates}
-    shown = {f"discount {d}": {"marker": "o", "color": COLOURS[d]} for d in DISCOUNTS if d in discounts}
+    shown: dict[str, Numbers] = {
+        f"discount {d}": {"marker": "o", "color": COLOURS[d]} for d in DISCOUNTS if d in discounts
+    }
     shown |= {f"{kind}, {size}": {"marker": mark, "color": GREY} for (kind, size), mark in MARKS.items()}
     for label, look in shown.items():
         axis.plot([], [], lw=0, ms=5, label=label, **look)
@@ -278,9 +272,9 @@ def _rates(axis: Any, rates: list[Numbers], start: Numbers) -> None:
     axis.title.set_fontsize(10)
 
 
-def _named(axes: Any) -> dict[str, Any]:
+def _named(axes: Iterable[Axes]) -> Numbers:
     """The legend: the runs, and the kinds of arms of which gradients alone were measured."""
-    found: dict[str, Any] = {}
+    found: Numbers = {}
     for axis in axes:
         for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
             if not any(f"{label}, {size} completions" in found for size in SIZES):
@@ -288,7 +282,7 @@ def _named(axes: Any) -> dict[str, Any]:
     return found
 
 
-def _lines(axis: Any, arms: Numbers, measure: str, line: str, suffix: str | None, *, open_marks: bool = False) -> None:
+def _lines(axis: Axes, arms: Numbers, measure: str, line: str, suffix: str | None, *, open_marks: bool = False) -> None:
     """Marks and a line for each kind of arm, over the discounts; without a suffix it is not in the legend."""
     for pattern, (label, colour, mark) in KINDS.items():
         # Without a future the exact arm has no baseline: it begins both lines of the exact arms.
@@ -403,7 +397,9 @@ def _apart(by_name: dict[str, list[runs.Row]]) -> dict[str, runs.Found]:
 def check(numbers: Numbers) -> list[Check]:
     """Sentences about the training runs, about the gradients, and about what the gradients predict of the runs."""
     compared = numbers["comparisons"]
-    found = [runs.exceeds_if_run(claim, at[LARGE]) for claim, at in compared.items()]
-    found += [runs.exceeds_if_run(f"with batches of 64, {claim}", compared[claim][SMALL]) for claim in AT_BOTH_SIZES]
-    found.append(runs.exceeds_if_run(GAINS_LESS, numbers["gains less"]))
+    found = [runs.exceeds_over_seeds(claim, at[LARGE]) for claim, at in compared.items()]
+    found += [
+        runs.exceeds_over_seeds(f"with batches of 64, {claim}", compared[claim][SMALL]) for claim in AT_BOTH_SIZES
+    ]
+    found.append(runs.exceeds_over_seeds(GAINS_LESS, numbers["gains less"]))
     return [*found, *gradient_checks(numbers["gradients"]), *prediction_checks(numbers["gradients"], numbers["apart"])]

@@ -15,18 +15,14 @@ million parameters, with sums, has too few updates to learn much; there the pull
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from ...drawing import BLACK, BLUE, GREEN, GREY, ORANGE, VERMILION
 from ..runs import curve, exceeds_over_seeds
-from ..study import Check, Numbers, Settings, exceeds, over_repeats
+from ..study import Check, Figure, Numbers, Settings, exceeds, over_repeats
 from .small_model import Transformer, pretrain, prompts, sample
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 EPSILON = 1e-4
 """What TRL adds to a deviation before it divides by it."""
@@ -303,18 +299,13 @@ AHEAD = 0.05
 def _of_sums(arms: dict[str, list[Numbers]]) -> list[Check]:
     end = lambda arm, key: torch.tensor([x[key][-1] for x in arms[arm]], dtype=torch.float64)
     found = []
-    for claim, key, more, less in (
-        (
-            "transformer: with groups without spread undivided, more answers are right than divided",
-            "right",
-            REMEDY,
-            "divided",
-        ),
-        ("transformer: divided, the policy stays nearer to ref than with these undivided", "kl", REMEDY, "divided"),
+    for key, least, claim in (
+        ("right", EVALUATION, "with groups without spread undivided, more answers are right than divided"),
+        ("kl", 0.0, "divided, the policy stays nearer to ref than with these undivided"),
     ):
-        gap = over_repeats(end(more, key) - end(less, key))
-        error = max(gap["error"], EVALUATION / len(arms[more]) ** 0.5) if key == "right" else gap["error"]
-        found.append(exceeds_over_seeds(claim, {"difference": gap["mean"], "error": error, "seeds": len(arms[more])}))
+        gap, seeds = over_repeats(end(REMEDY, key) - end("divided", key)), len(arms[REMEDY])
+        difference = {"difference": gap["mean"], "error": max(gap["error"], least / seeds**0.5), "seeds": seeds}
+        found.append(exceeds_over_seeds(f"transformer: {claim}", difference))
     return found
 
 
@@ -330,7 +321,7 @@ LOOKS = {
 }
 
 
-def draw(numbers: Numbers, figure: "Figure") -> None:
+def draw(numbers: Numbers, figure: Figure) -> None:
     """Right answers over updates, the remedy's lead by task, and the transformer."""
     figure.set_size_inches(13, 4.6)
     learnt, lead, model = figure.subplots(1, 3)

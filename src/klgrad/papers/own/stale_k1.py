@@ -19,7 +19,6 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -27,11 +26,8 @@ from torch.func import functional_call, jvp, vjp
 
 from ...drawing import BLACK, BLUE, GREEN, GREY, ORANGE, VERMILION
 from ..runs import Found, below_if_run, counts, exceeds_over_seeds
-from ..study import Check, Numbers, Settings, below, exceeds, over_repeats
+from ..study import Axes, Check, Figure, Numbers, Settings, below, exceeds, over_repeats
 from .small_model import PROMPT, Completions, Transformer, pretrain, prompts, sample, texts
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 PRODUCTS = (0.5, 0.8, 0.95, 1.05, 1.2, 2.0)
 """Of η β λ_max(F) L, with λ_max at the start."""
@@ -423,28 +419,32 @@ def check(numbers: Numbers) -> list[Check]:
         below("exact: it grows at the predicted rate (largest relative difference of a mean)", max(off), NEAR),
         _same_end(numbers["ends"]),
     ]
-    queue, fresh, repeated = (_shares(numbers["collapses"], name) for name in ("queue", "fresh", "repeated"))
+    of_queue = {name: [x for x in numbers["collapses"] if x["queue"] == name] for name in QUEUES}
+    queue, gone = of_queue["queue"], [_at(x, "collapsed", 0.8)["mean"] for x in of_queue["queue"]]
     found += [
         exceeds(
             "sampled: above the threshold (1.2) more runs collapse than with fresh completions at the same rate",
-            *_difference(queue, fresh, 1.2),
+            *_difference(queue, of_queue["fresh"], 1.2),
         ),
         Check(
             "sampled: no run collapses below the threshold (0.8)",
-            f"{_least(queue, 0.8):.0%} to {_most(queue, 0.8):.0%} of the runs of a setting",
-            _most(queue, 0.8) == 0,
+            f"{min(gone):.0%} to {max(gone):.0%} of the runs of a setting",
+            max(gone) == 0,
         ),
-        exceeds("a repeated batch collapses more runs than a queue, at 0.3", *_difference(repeated, queue, 0.3)),
+        exceeds(
+            "a repeated batch collapses more runs than a queue, at 0.3", *_difference(of_queue["repeated"], queue, 0.3)
+        ),
     ]
     sgd, adam = ([x for x in numbers["rewarded"] if x["optimiser"] == name] for name in RATES)
+    lost = [_at(x, "collapsed", 4.0)["mean"] for x in adam]
     found += [
         _costs("with a reward, SGD: above the threshold (2) the term costs reward", sgd, 2.0),
         _free("with a reward, SGD: below it (0.5) it costs less than 5% of the reward", sgd, 0.5),
         Check(
             "with a reward, Adam: most policies lose nine tenths of their entropy above the threshold of Adam's second "
             "moments (4)",
-            f"at most {max(_at(x, 'collapsed', 4.0)['mean'] for x in adam):.0%} of the runs of a setting",
-            min(_at(x, "collapsed", 4.0)["mean"] for x in adam) > 0.5,
+            f"at most {max(lost):.0%} of the runs of a setting",
+            min(lost) > 0.5,
         ),
     ]
     return [*found, *_of_transformer(numbers)] if numbers["sums"] else found
@@ -469,21 +469,9 @@ def _same_end(ends: list[Numbers]) -> Check:
     return below("exact: where it ends depends on the product and not on the lag (share of the entropy)", off, 1e-3)
 
 
-def _shares(found: list[Numbers], queue: str) -> list[Numbers]:
-    return [x for x in found if x["queue"] == queue]
-
-
 def _at(found: Numbers, key: str, product: float) -> dict[str, float]:
     i = found["products"].index(product)
     return {name: values[i] for name, values in found[key].items()}
-
-
-def _least(found: list[Numbers], product: float) -> float:
-    return min(_at(x, "collapsed", product)["mean"] for x in found)
-
-
-def _most(found: list[Numbers], product: float) -> float:
-    return max(_at(x, "collapsed", product)["mean"] for x in found)
 
 
 def _difference(ones: list[Numbers], others: list[Numbers], product: float) -> tuple[float, float]:
@@ -548,7 +536,7 @@ def _over_seeds(gap: Tensor) -> Found:
     return {"difference": float(gap.mean()), "error": error, "seeds": len(gap)}
 
 
-def draw(numbers: Numbers, figure: "Figure") -> None:
+def draw(numbers: Numbers, figure: Figure) -> None:
     """Growth, the end, collapses by queue, the reward, and the transformer."""
     figure.set_size_inches(12.5, 7.4)
     growth, end, collapse, reward, model, answers = figure.subplots(2, 3).flat
@@ -591,13 +579,13 @@ def draw(numbers: Numbers, figure: "Figure") -> None:
     reward.legend(fontsize=8)
 
 
-def _threshold(axis: Any, title: str, ylabel: str) -> None:
+def _threshold(axis: Axes, title: str, ylabel: str) -> None:
     axis.axvline(1, color=BLACK, lw=0.8, ls=":")
     axis.set_title(title, fontsize=10)
     axis.set(xlabel="η β λ_max(F) L", ylabel=ylabel)
 
 
-def _draw_growth(numbers: Numbers, axis: Any, *, transformer: bool = False) -> None:
+def _draw_growth(numbers: Numbers, axis: Axes, *, transformer: bool = False) -> None:
     rows = numbers["transformer"]["growth"] if transformer else numbers["growth"]
     mean = lambda x: x["measured"] if transformer else x["measured"]["mean"]
     colours = dict(zip(LAGS, (BLACK, BLUE, GREEN, ORANGE, VERMILION, GREY), strict=True))
@@ -615,7 +603,7 @@ def _draw_growth(numbers: Numbers, axis: Any, *, transformer: bool = False) -> N
     axis.legend(fontsize=8)
 
 
-def _draw_answers(sums: Numbers, axis: Any) -> None:
+def _draw_answers(sums: Numbers, axis: Axes) -> None:
     base = sums["runs"][0]
     for lag, colour in ((2, BLUE), (10, VERMILION)):
         runs = [x for x in sums["runs"] if x["lag"] == lag and not x["repeated"]]

@@ -8,17 +8,9 @@ vocabulary. Steadiness is the noise of the training reward: its standard deviati
 trend. Design, table and limits: docs/experiments.md.
 """
 
-from typing import TYPE_CHECKING, Any
-
 from ...drawing import STYLES
 from .. import runs
-from ..study import Check, Experiment, Numbers, Settings
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-
-# The figure of `language_model`: reward, its noise, the gap of log-probs, entropy and length over updates.
+from ..study import Axes, Check, Experiment, Figure, Numbers, Settings
 
 LABELS = {
     "none": ("no KL", "black", "-"),
@@ -36,7 +28,7 @@ PANELS = {
 """Columns, and what they are."""
 
 
-def draw(numbers: Numbers, figure: "Figure") -> None:
+def draw(numbers: Numbers, figure: Figure) -> None:
     """A row for each learning rate, a panel for each column."""
     rates = sorted({name.split()[1] for paths in numbers["paths"].values() for name in paths}, key=float)
     figure.set_size_inches(3.2 * len(PANELS), 3.1 * len(rates) + 0.5)
@@ -53,7 +45,7 @@ def draw(numbers: Numbers, figure: "Figure") -> None:
     figure.legend(handles, labels, loc="outside lower center", ncols=len(LABELS), fontsize=9)
 
 
-def _updates(axis: Any, paths: Numbers, rate: str) -> None:
+def _updates(axis: Axes, paths: Numbers, rate: str) -> None:
     """Means over seeds, with bands of one standard error."""
     for arm, (label, colour, line) in LABELS.items():
         runs.curve(axis, paths.get(f"{arm} {rate}"), colour, line, alpha=0.15, label=label)
@@ -145,12 +137,10 @@ def _at_rate(gaps: dict[str, runs.Found | None], rate: str) -> list[Check]:
     effect = gaps["k2 as loss ends nearer to ref than no KL"]
     margins = (SAME_REWARD, SAME_KL * effect["difference"] if effect and runs.counts(effect) else None)
     found = [_same(f"{claim}, rate {rate}", gaps[claim], at) for claim, at in zip(SAME, margins, strict=True)]
-    return [*found, *(runs.exceeds_if_run(f"{claim}, rate {rate}", gaps[claim]) for claim in HIGHER)]
+    return [*found, *(runs.exceeds_over_seeds(f"{claim}, rate {rate}", gaps[claim]) for claim in HIGHER)]
 
 
 def _same(claim: str, found: runs.Found | None, margin: float | None) -> Check:
-    if found is None:
-        return runs.undecided_without_runs(claim)
-    if margin is None:
+    if found and margin is None:
         return Check(claim, "no margin: k2 as loss is not nearer to ref either", holds=False, decided=False)
-    return runs.equal_over_seeds(claim, found, margin)
+    return runs.equal_over_seeds(claim, found, margin or 0.0)

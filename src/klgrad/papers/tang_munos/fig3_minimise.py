@@ -22,20 +22,26 @@ starts in the sentences marked as ours were chosen after a look at the numbers.
 
 from dataclasses import replace
 from itertools import product
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from ...core.estimators import k1, k3
 from ...drawing import style
-from ..study import Check, Comparison, Numbers, Settings, all_exceed, exceeds, ours, over_repeats
+from ..study import (
+    Axes,
+    Check,
+    Comparison,
+    Figure,
+    Numbers,
+    Settings,
+    all_exceed,
+    exceeds,
+    mean_exceeds,
+    ours,
+    over_repeats,
+)
 from . import bandits
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
 
 # k3 as a loss against vanilla, on many problems: the comparison of figure 3 over samples n, starts and steps.
 #
@@ -145,7 +151,7 @@ SHADES = {1: "#CBC5E3", 2: "#A29BCB", 4: "#7B6FB0", 16: "#5A3E97", 64: "#2F0066"
 """The colour of each n, from light to dark: shades that no estimator has."""
 
 
-def draw(numbers: Numbers, figure: "Figure") -> None:
+def draw(numbers: Numbers, figure: Figure) -> None:
     """Above: KL against steps. Below: the share of experiments that show k3 slower, a panel for each start."""
     figure.set_size_inches(9.6, 7)
     above, below = list(figure.subfigures(2, 1, squeeze=False, height_ratios=(1.2, 1)).flat)
@@ -160,7 +166,7 @@ def draw(numbers: Numbers, figure: "Figure") -> None:
     below.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=6, fontsize=8)
 
 
-def _curves(numbers: Numbers, axis: "Axes") -> None:
+def _curves(numbers: Numbers, axis: Axes) -> None:
     for name, look in bandits.looks(numbers["kl"]).items():
         seen = numbers["kl"][name]
         mean, error = torch.tensor(seen["mean"]), torch.tensor(seen["error"])
@@ -171,7 +177,7 @@ def _curves(numbers: Numbers, axis: "Axes") -> None:
     axis.set_title("the paper's figure: n = 4, 100 problems; band: ± 1 SE", fontsize=10)
 
 
-def _mean_and_median(numbers: Numbers, axis: "Axes") -> None:
+def _mean_and_median(numbers: Numbers, axis: Axes) -> None:
     """At the paper's n and start, where the two disagree."""
     found = numbers["cells"]["n = 4, start x 1"]
     for method, name in enumerate(("k1-reward", "k3-loss")):
@@ -184,7 +190,7 @@ def _mean_and_median(numbers: Numbers, axis: "Axes") -> None:
     axis.legend(fontsize=8)
 
 
-def _shares(numbers: Numbers, start: str, axis: "Axes") -> None:
+def _shares(numbers: Numbers, start: str, axis: Axes) -> None:
     for n, color in SHADES.items():
         shares = numbers["cells"][f"n = {n}, start x {start}"]["experiments"]
         axis.plot(numbers["points"], shares, color=color, marker="o", ms=3, label=f"n = {n}")
@@ -260,7 +266,7 @@ def _descend(methods: list[str], problems: bandits.Bandits, steps: int, generato
 
 def check(numbers: Numbers) -> list[Check]:
     """The claim, sentence by sentence, then when its sentence about k3 holds and why."""
-    fallen = {name: (x["mean"], x["error"]) for name, x in numbers["fallen"].items()}
+    fallen = numbers["fallen"]
     down = ["exact", "k1-reward", "k1-reward-leave-one-out", "k2-loss", "k3-loss"]
     few = [_cell(n, scale) for n, scale in product((1, 2), SCALES)]
     far = [_cell(SAMPLES, scale) for scale in SCALES if scale >= 1.5]
@@ -268,8 +274,8 @@ def check(numbers: Numbers) -> list[Check]:
     slower = lambda claim, cells, first: _shown(claim, _draw_shares(numbers, cells, first))
     faster = lambda claim, cells, first: _shown(claim, [1 - share for share in _draw_shares(numbers, cells, first)])
     return [
-        *(exceeds(f"{name} closes the KL", *fallen[name]) for name in down),
-        exceeds("k1 as loss drifts away", -fallen["k1-loss"][0], fallen["k1-loss"][1]),
+        *(mean_exceeds(f"{name} closes the KL", fallen[name]) for name in down),
+        mean_exceeds("k1 as loss drifts away", fallen["k1-loss"], sign=-1),
         slower("k3 as loss is slower than vanilla, n = 4, the paper's start, at every step", [PAPER], 1),
         *ours(
             *_in_most(numbers["cells"][PAPER]["experiments"], numbers["points"]),
@@ -311,7 +317,7 @@ def _reasons(numbers: Numbers) -> list[Check]:
     ahead = [(-difference, error) for difference, error in exact(points[-1])]
     most = lambda cell: (0.5 - cells[cell]["above on problems"], 0.5 / cells[cell]["problems"] ** 0.5)
     rest = cells[PAPER]["difference without thrown"]
-    thrown = exceeds("without the few runs that end above their start its mean is lower", -rest["mean"], rest["error"])
+    thrown = mean_exceeds("without the few runs that end above their start its mean is lower", rest, sign=-1)
     return [
         all_exceed("with exact gradients it is slower at step 10, with every start", exact(10)),
         all_exceed("with exact gradients it is faster at the end, with every start", ahead),

@@ -10,17 +10,10 @@ and 60 updates. Design, table and limits: docs/experiments.md.
 import math
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
 
 from ...drawing import STYLES
 from .. import runs
-from ..study import Check, Experiment, Numbers, Settings
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-
-# The figure of `fig7_frontier`: right answers over the KL, and the KL at equal right answers.
+from ..study import Axes, Check, Experiment, Figure, Numbers, Settings
 
 LABELS = {
     "none": ("no KL", "black", "x"),
@@ -34,7 +27,7 @@ LABELS = {
 """Label, colour and mark of an arm."""
 
 
-def draw(numbers: Numbers, figure: "Figure") -> None:
+def draw(numbers: Numbers, figure: Figure) -> None:
     """A mark for each evaluation of each run; bars for the KL that an arm needs, and for differences at equal KL."""
     figure.set_size_inches(15, 4.4)
     points, needed, gaps = figure.subplots(1, 3, width_ratios=[1.3, 0.8, 1])
@@ -51,7 +44,7 @@ def draw(numbers: Numbers, figure: "Figure") -> None:
     figure.legend(handles, labels, loc="outside lower center", ncols=len(LABELS), fontsize=8.5)
 
 
-def _points(numbers: Numbers, axis: Any) -> None:
+def _points(numbers: Numbers, axis: Axes) -> None:
     for arm, (label, colour, mark) in LABELS.items():
         own = [point for point in numbers["points"] if point["name"] == arm]
         kl, right = [p["kl"] for p in own], [p["correct_in"] for p in own]
@@ -63,7 +56,7 @@ def _points(numbers: Numbers, axis: Any) -> None:
     )
 
 
-def _bars(axis: Any, names: list[str], values: list[float], found: Iterable[Numbers], colours: list[str]) -> None:
+def _bars(axis: Axes, names: list[str], values: list[float], found: Iterable[Numbers], colours: list[str]) -> None:
     """A bar for each name, with its error and its number."""
     errors = [each["error"] for each in found]
     far = max((abs(value) + error for value, error in zip(values, errors, strict=True)), default=1.0)

@@ -12,18 +12,11 @@ than at the start. Design, tables and limits: docs/experiments.md.
 
 import math
 from statistics import median
-from typing import TYPE_CHECKING, Any
 
 from ...drawing import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION
 from .. import runs
-from ..study import Check, Experiment, Numbers, Settings, ours
+from ..study import Axes, Check, Experiment, Figure, Numbers, Settings, ours
 from .fig8_sequences import LITTLE
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-
-# The figure of `fig8_language_model`: a row of panels for each kind of length.
 
 PANELS = {
     "kl_per_sequence": "KL(student‖teacher) per completion,\non the student's completions (the paper's measure), nats",
@@ -46,7 +39,7 @@ MOST_LINES = 6
 """In a panel: of our arm, the last one, the ends are drawn alone."""
 
 
-def draw(numbers: Numbers, figure: "Figure") -> None:
+def draw(numbers: Numbers, figure: Figure) -> None:
     """Medians over seeds, and the end of each run."""
     figure.set_size_inches(15, 8.6)
     axes = figure.subplots(2, 3)
@@ -68,7 +61,7 @@ def draw(numbers: Numbers, figure: "Figure") -> None:
     figure.legend(*axes[0][0].get_legend_handles_labels(), ncols=4, loc="outside lower center")
 
 
-def _each_end(by_arm: dict[str, list[dict[str, list[float]]]], axis: Any) -> None:
+def _each_end(by_arm: dict[str, list[dict[str, list[float]]]], axis: Axes) -> None:
     """The KL of each run; open if its completions are of a few tokens only."""
     for i, (arm, (_, color, _)) in enumerate(STYLES.items()):
         for j, run in enumerate(by_arm[arm]):
@@ -179,6 +172,6 @@ def _at_length(numbers: Numbers, lengths: str, words: str) -> list[Check]:
     found = numbers["differences"][lengths]
     return [
         runs.below_if_run(f"{LITTLE_PROGRESS}, {words}", numbers["progress"][lengths], LITTLE),
-        *(runs.exceeds_if_run(f"{claim}, {words}", found[claim]) for claim in SLOWER),
-        *ours(*(runs.exceeds_if_run(f"{claim}, {words}", found[claim]) for claim in (*OUR_SLOWER, FARTHER))),
+        *(runs.exceeds_over_seeds(f"{claim}, {words}", found[claim]) for claim in SLOWER),
+        *ours(*(runs.exceeds_over_seeds(f"{claim}, {words}", found[claim]) for claim in (*OUR_SLOWER, FARTHER))),
     ]

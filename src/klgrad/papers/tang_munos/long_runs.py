@@ -12,19 +12,12 @@ update. Arms are compared seed by seed. Design, tables and limits: docs/experime
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
 
 from ...drawing import BLACK, BLUE, PURPLE, SKY, STYLES, VERMILION
 from .. import runs
-from ..study import Check, Experiment, Numbers, Settings, ours
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-
-# The figure of `long_runs`: four measures over updates, and right answers over the KL.
+from ..study import Axes, Check, Experiment, Figure, Numbers, Settings, ours
 
 LABELS = {
     "k3-loss": ("k3 as loss", STYLES["k3-loss"][0], "^"),
@@ -50,7 +43,7 @@ PANELS = {
 }
 
 
-def draw(numbers: Numbers, figure: "Figure") -> None:
+def draw(numbers: Numbers, figure: Figure) -> None:
     """Means over seeds with bands of one standard error, and a mark for each evaluation of each run."""
     figure.set_size_inches(13, 8.4)
     axes = figure.subplots(2, 4, width_ratios=[1, 1, 1, 1])
@@ -66,12 +59,12 @@ def draw(numbers: Numbers, figure: "Figure") -> None:
         across[0].set_ylim(0, 0.8)
 
 
-def _over_updates(paths: dict[str, Any], axis: Any, arms: dict[str, tuple[str, str, str]]) -> None:
+def _over_updates(paths: Numbers, axis: Axes, arms: dict[str, tuple[str, str, str]]) -> None:
     for arm, (_, colour, _) in arms.items():
         runs.curve(axis, paths.get(arm), colour, lw=1.6)
 
 
-def _over_kl(numbers: Numbers, axis: Any, arms: dict[str, tuple[str, str, str]]) -> None:
+def _over_kl(numbers: Numbers, axis: Axes, arms: dict[str, tuple[str, str, str]]) -> None:
     for arm, (label, colour, mark) in arms.items():
         if own := [point for point in numbers["points"] if point["name"] == arm]:
             look = {"ms": 4, "color": colour, "mfc": "none", "lw": 0, "label": label}
@@ -201,7 +194,7 @@ def check(numbers: Numbers) -> list[Check]:
     growth = numbers["growth"].get(K3)
     grows = "the KL of k3 as loss still grows from 270 to 300 updates"
     settles = "the KL of k3 as loss has settled: it grows by less than a twentieth from 270 to 300 updates"
-    return ours(*found, _judged(grows, growth, runs.exceeds_over_seeds), runs.below_if_run(settles, growth, SETTLED))
+    return ours(*found, runs.exceeds_over_seeds(grows, growth), runs.below_if_run(settles, growth, SETTLED))
 
 
 def _poor(numbers: Numbers) -> Iterator[Check]:
@@ -209,15 +202,15 @@ def _poor(numbers: Numbers) -> Iterator[Check]:
         less = numbers["pairs"][_pair(arm, NONE)][RIGHT][str(LAST)]
         fewer = {**less, "difference": -less["difference"]} if less else None
         claim = f"{WORDS[arm]} answers fewer right than {WORDS[NONE]} at 300 updates"
-        yield _judged(claim, fewer, runs.exceeds_over_seeds)
+        yield runs.exceeds_over_seeds(claim, fewer)
 
 
 def _divided(numbers: Numbers) -> Iterator[Check]:
     apart = numbers["pairs"][_pair(DIVIDED, K1)][RIGHT][str(LAST)]
     claim = f"{WORDS[DIVIDED]} catches up with {WORDS[K1]} by 300 updates, within 0.05"
-    yield _judged(claim, apart, lambda name, found: runs.equal_over_seeds(name, found, MARGIN))
+    yield runs.equal_over_seeds(claim, apart, MARGIN)
     claim = f"{WORDS[DIVIDED]} is less far behind {WORDS[K1]} at 300 updates than at 60"
-    yield _judged(claim, numbers["caught up"], runs.exceeds_over_seeds)
+    yield runs.exceeds_over_seeds(claim, numbers["caught up"])
 
 
 def _order(numbers: Numbers, column: str, words: str) -> Check:
@@ -251,12 +244,12 @@ def _no_collapse(numbers: Numbers, arm: str) -> Check:
     if failed and failed["stopped"]:
         measured = f"weights were not finite in {failed['stopped']} of {failed['runs']} runs"
         return Check(claim, measured, holds=False)
-    return _judged(claim, numbers["gained"].get(arm, {}).get("0"), runs.exceeds_over_seeds)
+    return runs.exceeds_over_seeds(claim, numbers["gained"].get(arm, {}).get("0"))
 
 
 def _later(numbers: Numbers, arm: str) -> Check:
     gained = numbers["gained"].get(arm, {}).get(str(EARLY))
-    return _judged(f"{WORDS[arm]} answers more right at 300 updates than at 60", gained, runs.exceeds_over_seeds)
+    return runs.exceeds_over_seeds(f"{WORDS[arm]} answers more right at 300 updates than at 60", gained)
 
 
 def _at_equal_kl(numbers: Numbers, one: str, other: str) -> Check:
@@ -267,14 +260,10 @@ def _at_equal_kl(numbers: Numbers, one: str, other: str) -> Check:
     gap = numbers["equal_kl"][_pair(one, other)]
     if other == NONE:
         claim = f"at equal KL, {WORDS[one]} answers more right than no KL"
-        judged = _judged(claim, gap, runs.exceeds_over_seeds)
+        judged = runs.exceeds_over_seeds(claim, gap)
     else:
         claim = f"at equal KL, {WORDS[one]} and {WORDS[other]} answer equally many right, within 0.05"
-        judged = _judged(claim, gap, lambda name, found: runs.equal_over_seeds(name, found, MARGIN))
+        judged = runs.equal_over_seeds(claim, gap, MARGIN)
     if not gap or gap["measured"]:
         return judged
     return replace(judged, measured=f"{judged.measured}; one curve has no evaluation there", chance=None)
-
-
-def _judged(claim: str, found: Found | None, judge: Callable[[str, Found], Check]) -> Check:
-    return judge(claim, found) if found else runs.undecided_without_runs(claim)

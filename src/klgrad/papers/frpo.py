@@ -10,17 +10,12 @@ weight of the KL's gradient relative to that of the reward's. No run collapses h
 judged at a coefficient of 0.1, which has three seeds. Design, table and limits: docs/experiments.md.
 """
 
-from typing import TYPE_CHECKING, Any
+from ..drawing import STYLES
+from . import runs
+from .study import Axes, Check, Experiment, Figure, Numbers, Settings, ours
 
-from ...drawing import STYLES
-from .. import runs
-from ..study import Check, Experiment, Numbers, Settings, ours
+SOURCE = """Yao et al., FRPO, arXiv 2601.10201, against Shah et al., "A Comedy of Estimators", arXiv 2512.21852."""
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-
-# The figure of `kl_in_reward`: right answers by update and by KL, and the KL by the effective coefficient.
 
 LABELS = {
     "k1-reward": ("k1 in the reward", "k1-reward"),
@@ -32,7 +27,7 @@ LABELS = {
 """The label of an arm, and the estimator whose colour it has."""
 
 
-def draw(numbers: Numbers, figure: "Figure") -> None:
+def draw(numbers: Numbers, figure: Figure) -> None:
     """Four panels; filled marks are undivided, open marks divided."""
     figure.set_size_inches(15, 4.4)
     undivided, divided, frontier, effective = figure.subplots(1, 4)
@@ -52,14 +47,14 @@ def _look(name: str) -> tuple[str, str]:
     return colour, colour if division == "undivided" else "white"
 
 
-def _updates(numbers: Numbers, axis: Any, division: str) -> None:
+def _updates(numbers: Numbers, axis: Axes, division: str) -> None:
     for arm, (label, estimator) in LABELS.items():
         runs.curve(axis, numbers["paths"][f"{arm} {division}"], STYLES[estimator][0], label=label)
     axis.set(xlabel="updates", ylabel="right answers, in domain", xticks=[0, 20, 40, 60])
     axis.set_title(f"advantages {division}, β = 0.1\n3 seeds, ± 1 SE")
 
 
-def _frontier(numbers: Numbers, axis: Any) -> None:
+def _frontier(numbers: Numbers, axis: Axes) -> None:
     for run in numbers["runs"]:
         colour, face = _look(run["name"])
         axis.plot(run["kl"], run["correct_in"], "o", ms=5, color=colour, mfc=face, zorder=3)
@@ -70,7 +65,7 @@ def _frontier(numbers: Numbers, axis: Any) -> None:
     axis.set_title("each run of every β\n(filled: undivided; open: divided)")
 
 
-def _effective(numbers: Numbers, axis: Any) -> None:
+def _effective(numbers: Numbers, axis: Axes) -> None:
     for setting, found in numbers["end"].items():
         colour, face = _look(setting.rpartition(" ")[0])
         if setting.startswith("none"):
@@ -159,6 +154,6 @@ def check(numbers: Numbers) -> list[Check]:
     """The papers' claims at the coefficient with three seeds, and ours."""
     found = {claim: each[COMPARED_AT] for claim, each in numbers["comparisons"].items()}
     return [
-        *(runs.exceeds_if_run(claim, found[claim]) for claim in CLAIMED),
-        *ours(*(runs.exceeds_if_run(claim, found[claim]) for claim in OF_COEFFICIENTS)),
+        *(runs.exceeds_over_seeds(claim, found[claim]) for claim in CLAIMED),
+        *ours(*(runs.exceeds_over_seeds(claim, found[claim]) for claim in OF_COEFFICIENTS)),
     ]

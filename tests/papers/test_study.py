@@ -1,21 +1,25 @@
-"""Running, keeping and interrupting."""
+"""Running, keeping and interrupting; worker processes: what they inherit, and that none outlives the command."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
+from some import first
 from typer.testing import CliRunner
 
 from klgrad.cli import app, reproduce as command
 from klgrad.errors import MissingExtraError, UnknownNameError
-from klgrad.papers import Check, Settings, Study, reproduce, study as study_runner
-from klgrad.papers.study import Outcome, all_exceed, below, exceeds, within
+from klgrad.papers import Check, Settings, Study, every_outcome, reproduce, study as study_runner
+from klgrad.papers.study import Outcome, below, load_study, within
 
 
 def study(numbers=None, *, holds=True, fails=None):
@@ -58,7 +62,7 @@ def test_what_is_there_is_not_computed_again(tmp_path):
     reproduce(made, Settings(), tmp_path)
     again = reproduce(made, Settings(), tmp_path)
     assert again.seconds is None
-    assert len(made.module.calls) == 1
+    assert len(vars(made.computation)["calls"]) == 1
     for settings, fresh in ((Settings(seed=1), False), (Settings(quick=True), False), (Settings(quick=True), True)):
         assert reproduce(made, settings, tmp_path, fresh=fresh).seconds is not None
 
@@ -95,7 +99,7 @@ def test_the_digest_of_the_code_depends_on_every_source(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("holds", "decided", "status"), [(True, True, 0), (False, True, 1), (False, False, 0)])
 def test_the_status_is_1_if_a_claim_is_contradicted(holds, decided, status, tmp_path, monkeypatch):
     made = study()
-    monkeypatch.setattr(made.module, "check", lambda found: [Check("it holds", "1", holds, decided)])
+    monkeypatch.setattr(made.computation, "check", lambda found: [Check("it holds", "1", holds, decided)])
     replace_studies(monkeypatch, made)
     done = CliRunner().invoke(app, ["reproduce", "--out", str(tmp_path), "--jobs", "1"])
     assert done.exit_code == status, done.output
@@ -124,39 +128,17 @@ def test_a_verdict_on_a_papers_claim_leaves_out_sentences_that_are_ours():
 @pytest.mark.slow
 def test_interrupted_it_leaves_whole_files_and_goes_on_later(tmp_path, monkeypatch):
     first, second = study(), study(fails=KeyboardInterrupt())
-    second = Study("paper/second", second.module)
+    second = Study("paper/second", second.computation)
     replace_studies(monkeypatch, first, second)
     stopped = CliRunner().invoke(app, ["reproduce", "--out", str(tmp_path), "--jobs", "1"])
     assert stopped.exit_code == 130
     assert "to compute the missing results" in stopped.output
     assert sorted(p.name for p in (tmp_path / "paper").iterdir()) == ["made-up.json", "made-up.png", "made-up.svg"]
-    vars(second.module)["run"] = lambda settings: {"x": [3.0]}
+    vars(second.computation)["run"] = lambda settings: {"x": [3.0]}
     done = CliRunner().invoke(app, ["reproduce", "--out", str(tmp_path), "--jobs", "1"])
     assert done.exit_code == 0
     assert "kept" in done.output
-    assert len(first.module.calls) == 1
-
-
-@pytest.mark.slow
-@pytest.mark.many  # test_pool.py has a signal to all processes; here one to the first alone
-def test_ctrl_c_stops_the_workers_and_leaves_whole_files_only(tmp_path):
-    """For real: a process, a signal, and what is on the disk afterwards."""
-    run = [sys.executable, "-m", "klgrad", "reproduce", "--out", str(tmp_path), "--jobs", "2"]
-    heeding = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # what a shell starts in the background ignores it
-    process = subprocess.Popen(run, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=heeding)
-    deadline = time.monotonic() + 60
-    while not list(tmp_path.rglob("*.json")) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    shown, errors = process.communicate(timeout=30)
-    assert process.returncode == 130, errors
-    assert "to compute the missing results" in shown
-    files = [p for p in tmp_path.rglob("*") if p.is_file()]
-    assert files
-    for path in files:
-        assert path.suffix in (".json", ".png", ".svg"), path
-        if path.suffix == ".json":
-            json.loads(path.read_text())
+    assert len(vars(first.computation)["calls"]) == 1
 
 
 @pytest.mark.slow
@@ -164,8 +146,8 @@ def test_one_study_imports_no_other(tmp_path):
     code = "import sys; from klgrad.cli import app; app(sys.argv[1:], standalone_mode=False); print(*sys.modules)"
     command = [sys.executable, "-c", code, "reproduce", "schulman/table", "--quick", "--out", str(tmp_path)]
     loaded = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
-    studies = {name for name in loaded if name.removeprefix("klgrad.papers.") in study_runner.MODULES.values()}
-    assert studies == {"klgrad.papers.schulman.table"}
+    modules = {f"klgrad.papers.{path.partition(':')[0]}" for path in study_runner.MODULES.values()}
+    assert modules & set(loaded) == {"klgrad.papers.schulman"}
     assert "klgrad.papers.runs" not in loaded
 
 
@@ -184,24 +166,98 @@ def test_without_matplotlib_it_says_what_to_install(monkeypatch):
     assert "klgrad[plot]" in str(result.exception)
 
 
-def test_checks_judge():
-    assert exceeds("", 5.0, 1.0).holds
-    assert not exceeds("", 3.0, 1.0).holds
-    assert not exceeds("", -5.0, 1.0).holds
-    assert all_exceed("", [(9.0, 1.0), (5.0, 1.0)]).holds
-    assert not all_exceed("", [(9.0, 1.0), (3.0, 1.0)]).holds
-    assert not all_exceed("", [(9.0, 1.0), (-9.0, 1.0)]).holds
-    assert within("", 1.04, 1.0, 0.05).holds
-    assert not within("", 1.06, 1.0, 0.05).holds
-    assert below("", 1.0, 1.0).holds
-    assert not below("", 1.1, 1.0).holds
-    assert not below("", float("nan"), 1.0).holds
+def test_a_limit_and_a_tolerance_are_judged():
+    assert [within("", x, 1.0, 0.05).holds for x in (1.04, 1.06)] == [True, False]
+    assert [below("", x, 1.0).holds for x in (1.0, 1.1, float("nan"))] == [True, False, False]
 
 
-def test_results_depend_on_the_seed_and_on_nothing_else(tmp_path):
-    from klgrad.papers.study import studies
-
-    fig1 = studies()["tang-munos/fig1"]
-    a, b, c = (fig1.run(Settings(quick=True, seed=seed)) for seed in (0, 0, 1))
+def test_results_depend_on_the_seed_and_on_nothing_else():
+    fig1 = load_study("tang-munos/fig1")
+    a, b, c = (fig1.computation.run(Settings(quick=True, seed=seed)) for seed in (0, 0, 1))
     torch.rand(3)
     assert a == b != c
+
+
+# Worker processes.
+
+NAMES = ("schulman/table", "tang-munos/fig1")
+
+
+@pytest.mark.slow
+def test_workers_compute_what_this_process_does(tmp_path, recwarn):
+    """With another thread alive, at which a fork could stand still for ever."""
+    alive = threading.Event()
+    threading.Thread(target=alive.wait, daemon=True).start()
+    chosen = [load_study(name) for name in NAMES]
+    before = torch.get_num_threads()
+    other = tmp_path / "apart" / "schulman" / ".table.json.1.0123.partial"  # of another process, which may still run
+    other.parent.mkdir(parents=True)
+    other.write_text("half")
+    try:
+        apart = list(every_outcome(chosen, Settings(quick=True), tmp_path / "apart", jobs=2))
+    finally:
+        alive.set()
+    assert other.read_text() == "half"
+    here = list(every_outcome(chosen, Settings(quick=True), tmp_path / "here", jobs=1))
+    assert {o.name: o.checks for o in apart} == {o.name: o.checks for o in here}
+    assert [w for w in recwarn if "fork" in str(w.message)] == []
+    assert torch.get_num_threads() == before
+    for name in NAMES:
+        files = [(tmp_path / where / f"{name}.json").read_text() for where in ("apart", "here")]
+        assert files[0] == files[1]
+
+
+def session(leader):
+    """The processes of a session that are alive."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            name, rest = path.read_text().rsplit(")", 1)
+        except OSError:
+            continue
+        state, _, _, of = rest.split()[:4]
+        if int(of) == leader and state != "Z" and "resource_tracker" not in Path(path.parent, "cmdline").read_text():
+            found.append(name)
+    return found
+
+
+def wait_for(holds, seconds):
+    deadline = time.monotonic() + seconds
+    while not (found := holds()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert found
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="no /proc")
+@pytest.mark.parametrize("moment", first(["workers compute", "workers start"], 1))
+@pytest.mark.parametrize("case", first(["Ctrl-C", "Ctrl-C to the first alone", "a kill"], 1))
+@pytest.mark.slow
+def test_no_worker_outlives_the_command(case, moment, tmp_path):
+    """Ctrl-C in a terminal goes to all of them at once, a kill to the first alone; files are whole."""
+    run = [sys.executable, "-m", "klgrad", "reproduce", "--out", str(tmp_path), "--jobs", "2"]
+    number = signal.SIGKILL if case == "a kill" else signal.SIGINT
+    heeding = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # what a shell starts in the background ignores it
+    process = subprocess.Popen(
+        run, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True, preexec_fn=heeding
+    )
+    try:
+        if moment == "workers start":
+            wait_for(lambda: len(session(process.pid)) == 3, 60)
+            time.sleep(0.7)  # they import torch
+        else:
+            wait_for(lambda: list(tmp_path.rglob("*.json")), 120)
+        (os.killpg if case == "Ctrl-C" else os.kill)(process.pid, number)
+        shown, errors = process.communicate(timeout=60)
+        wait_for(lambda: not session(process.pid), 30)
+        if number == signal.SIGINT:
+            assert process.returncode == 130
+            assert errors == ""
+            assert "to compute the missing results" in shown
+        for path in (p for p in tmp_path.rglob("*") if p.is_file() and number == signal.SIGINT):
+            assert path.suffix in (".json", ".png", ".svg"), path
+            if path.suffix == ".json":
+                json.loads(path.read_text())
+    finally:
+        for name in session(process.pid):
+            os.killpg(process.pid, signal.SIGKILL)
+            pytest.fail(f"left over: {name}")

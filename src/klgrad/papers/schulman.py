@@ -8,18 +8,15 @@ estimators, compared with closed forms, with the printed ones (to the printed di
 samples), and with a simulation of our own.
 """
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 from torch.distributions import Normal
 
-from ...core.estimators import k1, k2, k3
-from ...drawing import BLACK, style
-from ..study import SIGNIFICANT, Check, Numbers, Settings, below
+from ..core.estimators import k1, k2, k3
+from ..drawing import BLACK, style
+from .study import SIGNIFICANT, Check, Figure, Numbers, Settings, below
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+SOURCE = """Schulman, "Approximating KL Divergence", 2020."""
 
 
 ESTIMATORS = {"k1": k1, "k2": k2, "k3": k3}
@@ -142,7 +139,7 @@ def _as_printed(exact: Numbers, name: str, what: str, i: int) -> Check:
     return Check(f"{what}/true of {name} at μ = {MEANS[i]:g}", f"{value:.4g}, printed {printed}", holds)
 
 
-def draw(numbers: Numbers, figure: "Figure") -> None:
+def draw(numbers: Numbers, figure: Figure) -> None:
     """Standard deviation and bias over the true KL against μ; the printed numbers as points."""
     left, right = figure.subplots(1, 2)
     curve = numbers["curve"]

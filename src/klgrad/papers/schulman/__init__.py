@@ -1,1 +1,0 @@
-"""Schulman, "Approximating KL Divergence", 2020."""
