@@ -1,6 +1,5 @@
 """A real browser without a window, driven through its debugging pipe."""
 
-import base64
 import fcntl
 import itertools
 import json
@@ -9,7 +8,6 @@ import shutil
 import subprocess
 import tempfile
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
@@ -113,11 +111,6 @@ class BrowserPage:
         )
         scheme = "dark" if dark else "light"
         self.ask("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
-
-    def save_picture(self, path: Path) -> None:
-        """The whole page as a PNG."""
-        found = self.ask("Page.captureScreenshot", captureBeyondViewport=True)
-        path.write_bytes(base64.b64decode(found["data"]))
 
     def close(self) -> None:
         """End the browser."""

@@ -89,12 +89,7 @@ FUNCTIONS = {
     "min": lambda a, b: torch.minimum(*torch.broadcast_tensors(torch.as_tensor(a), torch.as_tensor(b).to(a))),
     "max": lambda a, b: torch.maximum(*torch.broadcast_tensors(torch.as_tensor(a), torch.as_tensor(b).to(a))),
 }
-BOUNDS = {
-    "none": lambda low, high: None,
-    "truncate": lambda low, high: Truncate(high),
-    "clip": Clip,
-    "mask": Mask,
-}
+BOUNDS = {"truncate": lambda low, high: Truncate(high), "clip": Clip, "mask": Mask}
 RATIOS = {"token": importance.token_ratio, "prefix": importance.prefix_ratio, "sequence": importance.sequence_ratio}
 
 
@@ -110,12 +105,10 @@ def loss_of(choice):
         values = torch.where(mask, values, 0)
         weights = torch.ones_like(l.detach())
         if choice["ratio"] != "none":
-            bound = BOUNDS[choice["bound"]](choice["low"], choice["high"])
             weights = RATIOS[choice["ratio"]](rollout).expand_as(l)
-            weights = weights if bound is None else bound(weights)
-        total = torch.zeros_like(l)
-        if choice["place"] != "reward":
-            total = weights * values
+            if choice["bound"] != "none":
+                weights = BOUNDS[choice["bound"]](choice["low"], choice["high"])(weights)
+        total = 0 * l if choice["place"] == "reward" else weights * values
         if choice["place"] != "loss":
             per_decision = choice["ratio"] == "prefix"
             total = total + score(choice, values.detach(), weights, per_decision, rollout) * rollout.logp
@@ -171,10 +164,3 @@ def compared(parts):
         "baseline": (parts["baseline"], parts["divided_by_spread"]),
         "constant": parts["constant"],
     }
-
-
-def three_tokens():
-    """A policy, a reference and a sampler over three tokens."""
-    ref = [0.5, 0.3, 0.2]
-    policy, sampler = [0.62, 0.3, 0.08], [0.4, 0.35, 0.25]
-    return policy, ref, sampler

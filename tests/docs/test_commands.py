@@ -41,40 +41,24 @@ def test_there_are_commands_of_every_kind():
 
 @pytest.mark.parametrize("name", [name for name in GROUP.commands if name not in BY_TRL])
 def test_a_command_parses(name):
+    """The flags of the other two are TRL's: `test_names` has them."""
     for arguments in of(name):
         if len(arguments) > 1 and "--help" not in arguments:  # alone it is the name of the command
             parsed(arguments)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", BY_TRL)
-def test_a_flag_of_a_training_command_exists(name):
-    from klgrad.training.settings import Parser
-
-    known = {flag.replace("-", "_") for action in Parser(name)._actions for flag in action.option_strings}
-    flags = {word for arguments in of(name) for word in arguments if word.startswith("--")}
-    assert {flag for flag in flags if flag.replace("-", "_") not in known | {"__help_all"}} == set()
-
-
-def is_placeholder(word):
-    return word.replace(":", "").isupper()
-
-
-def settings_of_frameworks():
-    return {row[0] for name in FRAMEWORKS for row in recorded(name).rows}
-
-
 def test_the_names_in_an_audit_exist():
-    known = {*catalogue(), *FRAMEWORKS, *settings_of_frameworks(), *POLICY_LOSSES}
+    settings = {row[0] for name in FRAMEWORKS for row in recorded(name).rows}
+    known = {*catalogue(), *FRAMEWORKS, *settings, *POLICY_LOSSES}
     for arguments in of("audit"):
-        params = parsed(arguments).params
-        for name in [name for name in params["losses"] or () if not is_placeholder(name)]:
+        for name in parsed(arguments).params["losses"] or ():
             path, _, function = name.partition(":")
             if name.startswith("examples/"):
                 tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
                 assert function in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}, name
             else:
-                assert name in known or function or path.endswith(".py"), f"{name} in {FOUND[arguments]}"
+                placeholder = name.replace(":", "").isupper()
+                assert name in known or function or path.endswith(".py") or placeholder, f"{name} in {FOUND[arguments]}"
 
 
 def test_the_names_in_a_reproduction_exist():
@@ -90,14 +74,6 @@ def test_an_advice_is_printed(arguments):
         done = CliRunner().invoke(app, list(arguments))
         assert done.exit_code == 0, done.output
         assert "Checked on" in done.output
-
-
-@pytest.mark.slow
-def test_the_first_audit_of_the_guide_runs():
-    assert ("audit", "examples/losses.py:grpo_k3") in FOUND
-    done = CliRunner().invoke(app, ["audit", str(ROOT / "examples" / "losses.py") + ":grpo_k3"])
-    assert done.exit_code == 0, done.output
-    assert "forward KL" in " ".join(done.output.split())
 
 
 def test_a_make_target_exists():

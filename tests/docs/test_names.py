@@ -1,12 +1,12 @@
 """Every name in the README and the docs exists: of the package, of settings and losses, and of files."""
 
-import ast
 import pkgutil
 import re
 from functools import cache
 
+import pytest
 from docs.pages import PAGES, ROOT, fences, inline, name_of
-from docs.test_commands import GROUP
+from docs.test_commands import BY_TRL, FOUND, GROUP, of
 
 import klgrad
 from klgrad import Clip, ImportanceWeighting, KLTerm, Mask, Truncate
@@ -15,9 +15,6 @@ from klgrad.core.divergences import NAMED
 from klgrad.frameworks import FRAMEWORKS
 from klgrad.policy_losses import POLICY_LOSSES
 from klgrad.targets import TARGETS
-
-NEED_TRL = ("klgrad.trl", "klgrad.training")
-"""Importing them takes ten seconds, so that their files are read instead."""
 
 SOURCES = ("src", "scripts", "benchmarks", "examples", "docs/figures", "tests")
 FILES = ("Makefile", "pyproject.toml", "mkdocs.yml", "constraints.txt", ".ci/run", "CITATION.cff")
@@ -31,30 +28,13 @@ def spans():
     return [(span, name_of(path)) for path in PAGES for span in inline(path)]
 
 
-def exists_in_file(name):
-    """Whether a dotted name is a module, or is defined or imported by one."""
-    *parents, last = name.split(".")
-    folder = ROOT / "src" / "/".join(parents)
-    if (folder / last).is_dir() or (folder / f"{last}.py").is_file():
-        return True
-    module = folder / "__init__.py" if folder.is_dir() else folder.with_suffix(".py")
-    return module.is_file() and last in names_in(module)
-
-
-def names_in(module):
-    nodes = ast.parse(module.read_text(encoding="utf-8")).body
-    imported = {alias.asname or alias.name for node in nodes for alias in getattr(node, "names", [])}
-    return imported | {getattr(node, "name", "") for node in nodes}
-
-
+@pytest.mark.slow
 def test_a_dotted_name_exists():
     pattern = re.compile(r"(?<![\w./+])klgrad(?:\.[A-Za-z_]\w*)+\b(?!=)")  # not settings of verl: klgrad.coef=0.1
     named = {name for path in PAGES for name in pattern.findall(path.read_text(encoding="utf-8"))}
     assert len(named) > 50
-    assert {name for name in named if name.startswith(NEED_TRL) and not exists_in_file(name)} == set()
     for name in named:
-        if not name.startswith(NEED_TRL):
-            pkgutil.resolve_name(name)
+        pkgutil.resolve_name(name)
 
 
 def words_of_the_project():
@@ -90,20 +70,18 @@ def test_a_name_with_hyphens_is_that_of_a_loss_or_a_target():
     assert {(x, page) for x, page in named if x not in known and not page.startswith(in_tables)} == set()
 
 
-OF_TRAINING = {
-    "--resume", "--overwrite", "--student_layers", "--quick", "--num_processes", "--max_steps", "--help-all",
-    "--dry-run",
-}  # fmt: skip
-"""Flags that TRL's parser reads; `test_commands` checks those in commands."""
-
-
+@pytest.mark.slow
 def test_an_option_exists():
+    from klgrad.training.settings import Parser
+
     known = {flag for command in GROUP.commands.values() for param in command.params for flag in param.opts}
-    known |= OF_TRAINING | {"--name"}  # "--name value" describes scripts
+    parsed = {flag for name in BY_TRL for action in Parser(name)._actions for flag in action.option_strings}
+    known |= parsed | {"--help-all", "--name"}  # "--name value" describes scripts
     quoting = ("docs/layout.md", "docs/frameworks/")  # which name options of frameworks
-    named = {(word, page) for span, page in spans() if span.startswith("--") for word in span.split()}
-    named = {(word, page) for word, page in named if not page.startswith(quoting)}
-    assert {(word, page) for word, page in named if word.startswith("--") and word not in known} == set()
+    of_trl = [(word, FOUND[arguments]) for name in BY_TRL for arguments in of(name) for word in arguments]
+    named = [(word, page) for span, page in spans() if span.startswith("--") for word in span.split()]
+    named = [(word, page) for word, page in named if not page.startswith(quoting)] + of_trl
+    assert [(word, page) for word, page in named if word.startswith("--") and word not in known] == []
 
 
 def test_a_term_can_be_built():
@@ -114,20 +92,17 @@ def test_a_term_can_be_built():
         eval(term, names)
 
 
-def fields_of_config():
-    tree = ast.parse((ROOT / "src" / "klgrad" / "trl" / "config.py").read_text(encoding="utf-8"))
-    config = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "KLConfig")
-    return {ast.unparse(node.target) for node in config.body if isinstance(node, ast.AnnAssign)}
-
-
+@pytest.mark.slow
 def test_a_setting_of_the_trainer_exists():
     """Of the `KLConfig` in inline code and blocks, and of the page on training."""
+    from klgrad.trl import KLConfig
+
     blocks = [fence.code for path in PAGES for fence in fences(path) if fence.language == "python"]
     calls = re.findall(r"KLConfig\(([^)]*)\)", "\n".join([*(span for span, _ in spans()), *blocks]))
     named = {name for call in calls for name in re.findall(r"\b(kl_\w+)=", call)}
     named |= {x for x, page in spans() if page == "docs/train.md" and re.fullmatch(r"kl_[a-z_]+", x)}
     assert len(named) > 10
-    assert named <= fields_of_config()
+    assert named <= set(KLConfig.__dataclass_fields__)
 
 
 def test_a_path_exists():

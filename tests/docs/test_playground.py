@@ -13,7 +13,7 @@ import playground
 import pytest
 import torch
 from docs.browser import BrowserPage, find_browser
-from docs.choices import CELLS, CHOICES, DEFAULTS, compared, loss_of, three_tokens
+from docs.choices import CELLS, CHOICES, DEFAULTS, compared, loss_of
 from some import first
 
 import klgrad
@@ -111,53 +111,46 @@ def test_the_generator(name, page):
     close(called(page, f"({code})", formula, log_ratio.tolist()), log_ratio.exp() * known.excess(log_ratio))
 
 
+REF = [0.5, 0.3, 0.2]
 REWARDS = ([1.0, 0.3, 0.0], [-0.2, 0.9, 0.85], [0.0, 0.0, 0.0])
-OPTIMUM = "((loss, ...rest) => Mathematics.optimum(Mathematics.lossOf({loss, place: 'reward'}).slope, ...rest))"
+OPTIMUM = "((choice, ...rest) => Mathematics.optimum(Mathematics.lossOf(choice).slope, ...rest))"
 
 
 @pytest.mark.parametrize("reward", REWARDS)
 @pytest.mark.parametrize("name", [name for name in SLOPES if name != "total-variation"])
 def test_the_optimum(name, reward, page):
-    ref = [0.5, 0.3, 0.2]
     for beta in (0.25, 0.4, 1.0, 2.0):
-        log_ref, given = tensor(ref).log(), tensor(reward)
-        expected = klgrad.optimum(name, log_ref, given, beta).exp()
-        close(called(page, OPTIMUM, SLOPES[name], ref, reward, beta), expected)
+        expected = klgrad.optimum(name, tensor(REF).log(), tensor(reward), beta).exp()
+        close(called(page, OPTIMUM, {"loss": SLOPES[name], "place": "reward"}, REF, reward, beta), expected)
 
 
 @pytest.mark.parametrize("name", ["k2-loss", "ratio-k3-loss", "stopped-ratio-k2-loss", "k3-both", "k3-both-half"])
 def test_the_optimum_of_a_loss_that_cancels(name, page):
     """`r * k3(l)` and k3 in both places are l in exact arithmetic; far below ref their rounding is larger than l."""
-    ref, reward = [0.5, 0.3, 0.2], [1.0, 0.3, 0.0]
-    code = "((choice, ...rest) => Mathematics.optimum(Mathematics.lossOf(choice).slope, ...rest))"
     half = 0.5 if name == "k3-both-half" else 1.0
     for beta in (0.05, 0.4, 2.0):
-        expected = klgrad.optimum("reverse", tensor(ref).log(), tensor(reward), half * beta).exp()
-        close(called(page, code, CHOICES[name], ref, reward, beta), expected)
+        expected = klgrad.optimum("reverse", tensor(REF).log(), tensor(REWARDS[0]), half * beta).exp()
+        close(called(page, OPTIMUM, CHOICES[name], REF, REWARDS[0], beta), expected)
 
 
 @pytest.mark.parametrize("reward", REWARDS)
 def test_the_optimum_where_the_slope_jumps(reward, page):
     """Twice the total variation: a probability moves to the best token where that is worth more than 2 beta."""
-    ref, best = [0.5, 0.3, 0.2], max(reward)
+    best = max(reward)
     for beta in (0.06, 0.3, 0.45, 1.0):
-        moves = [best - x > 2 * beta for x in reward]
-        expected = [0.0 if m else p for m, p in zip(moves, ref, strict=True)]
+        expected = [0.0 if best - x > 2 * beta else p for x, p in zip(reward, REF, strict=True)]
         expected[reward.index(best)] += 1 - sum(expected)
-        close(called(page, OPTIMUM, "sign(l)", ref, reward, beta), expected)
+        close(called(page, OPTIMUM, {"loss": "sign(l)", "place": "reward"}, REF, reward, beta), expected)
 
 
 @pytest.mark.parametrize("loss", ["clamp(k3(l), -10, 10)", "k3(l)"])
 def test_where_the_gradient_leads_it_is_zero(loss, page):
-    choice = DEFAULTS | {"loss": loss, "place": "loss"}
-    ref, reward, beta = [0.5, 0.3, 0.2], [1.0, 0.3, 0.0], 0.4
-    code = "((choice, ...rest) => Mathematics.follow(Mathematics.lossOf(choice).slope, ...rest))"
-    found = tensor(called(page, code, choice, ref, reward, beta))
+    choice, reward, beta = DEFAULTS | {"loss": loss}, REWARDS[0], 0.4
+    found = tensor(called(page, OPTIMUM.replace("optimum", "follow"), choice, REF, reward, beta))
     logits = found.log().requires_grad_()
-    logp, log_ref = logits.log_softmax(-1), tensor(ref).log()
-    losses = loss_of(choice)
-    rows = Rollout(logp[:, None], log_ref[:, None], torch.ones(3, 1))
-    each = torch.autograd.grad(3 * losses(rows), logp, retain_graph=True)[0]
+    logp = logits.log_softmax(-1)
+    rows = Rollout(logp[:, None], tensor(REF).log()[:, None], torch.ones(3, 1))
+    each = torch.autograd.grad(3 * loss_of(choice)(rows), logp, retain_graph=True)[0]
     pull = (found * (tensor(reward) - beta * each)).detach()
     (logp * pull).sum().backward()
     assert float(logits.grad.abs().max()) < 1e-8
@@ -168,8 +161,8 @@ def test_where_the_gradient_leads_it_is_zero(loss, page):
 @pytest.mark.parametrize("is_stale", [False, True], ids=["fresh", "stale"])
 def test_the_expected_gradient_of_a_cell(name, is_stale, page):
     """Against the cell itself, summed over every group of four tokens."""
-    policy, ref, sampler = three_tokens()
-    sampler = sampler if is_stale else policy
+    policy, ref = [0.62, 0.3, 0.08], REF
+    sampler = [0.4, 0.35, 0.25] if is_stale else policy
     logits = tensor(policy).log().requires_grad_()
     groups = torch.tensor(list(itertools.product(range(3), repeat=4)))
     tokens = groups.flatten()

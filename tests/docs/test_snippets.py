@@ -6,11 +6,15 @@ from functools import partial
 import pytest
 import torch
 from docs.pages import NOT_RUN, PAGES, ROOT, fences
+from typer.testing import CliRunner
 
 from klgrad import Rollout, kl_report
+from klgrad.cli import app
 
 PYTHON = {f"{fence.page}:{fence.line}": fence for path in PAGES for fence in fences(path) if fence.language == "python"}
 TRAINING = "docs/train.md"
+TERMS = ROOT / "docs" / "terms.md"
+(OWN,) = (fence.code for fence in fences(TERMS) if fence.mark == "own")
 
 
 def statistics():
@@ -70,3 +74,37 @@ def test_the_blocks_of_the_page_on_training_run(tmp_path, monkeypatch):
             exec(compile(fence.code, name, "exec"), given)
     assert len(made) == 2
     assert made[0].state.global_step > 0
+
+
+# The file of docs/terms.md that a reader plugs in: in a figure of a paper, and in training.
+
+
+@pytest.fixture
+def _file_of_the_reader(tmp_path, monkeypatch):
+    (tmp_path / "my.py").write_text(OWN, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_file_of_the_reader")
+def test_the_table_of_the_page_is_printed():
+    arms = ["--with", "my.py:bounded", "--with", "my.py:huber"]
+    done = CliRunner().invoke(app, ["reproduce", "tang-munos/fig2", *arms, "--out", "out"])
+    assert done.exit_code == 0, done.output
+    (shown,) = (fence.code for fence in fences(TERMS) if "klgrad reproduce" in fence.code)
+    lines = [line.split() for line in done.output.splitlines()]
+    for line in shown.split("...\n")[1].splitlines():
+        assert line.split() in lines
+    again = CliRunner().invoke(app, ["reproduce", "tang-munos/fig2", "--with", "my.py:loss", "--out", "out"])
+    numbers = next(line.split()[1:] for line in again.output.splitlines() if line.startswith("my.py:loss"))
+    assert ["my.py:bounded", *numbers] in lines
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_file_of_the_reader")
+def test_the_term_of_the_page_is_trained():
+    from klgrad.training.report import formula
+    from klgrad.training.settings import parse
+
+    for command in ("train", "distill"):
+        assert formula(parse(command, ["--kl", "my.py:term", "--use_cpu"])).startswith("∇ cubic, token level")
