@@ -13,7 +13,7 @@ from torch.distributed import ProcessGroup
 from ..core.divergences import Divergence, named
 from ..core.rollout import Rollout
 from ..errors import KernelInputError
-from . import generators, state, tiles_torch
+from . import state, tiles_torch
 from .head import (
     Head,
     Transform,
@@ -361,7 +361,7 @@ def token_statistics(
         head.transform,
         transforms[0],
         shard,
-        backend_for(policy[0]) if divergence is None or generators.parts_of(divergence) else tiles_torch,
+        backend_for(policy[0]) if divergence is None or tiles_torch.parts_of(divergence) else tiles_torch,
         hopper,
         divergence,
     )
