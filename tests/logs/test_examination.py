@@ -50,6 +50,31 @@ def test_the_report_is_that_of_one_batch(suffix, chunk_tokens, tmp_path, monkeyp
     assert (found.rows, found.tokens) == (40, int(data["mask"].sum()))
 
 
+def test_the_numbers_are_those_of_their_definitions(tmp_path):
+    data = float64(rows=48, tokens=10)
+    live, group = data["mask"], data["group"]
+    found = examine(write(tmp_path / "log.npz", data), chunk_tokens=100)
+    log_ratio, away = data["logp"] - data["ref_logp"], data["behavior_logp"] - data["logp"]
+    totals = torch.stack([(log_ratio * live)[group == g].sum() for g in group.unique()])
+    counts = torch.stack([live[group == g].sum() for g in group.unique()])
+    residual = totals - totals.sum() / counts.sum() * counts
+    error = (residual.square().sum() / (1 - (counts / counts.sum()).square().sum())).sqrt() / counts.sum()
+    step = torch.where(live, -away, 0)
+    prefix, sequence = step.cumsum(-1).exp()[live], step.sum(-1).exp()[live.any(-1)]
+    expected = {
+        "kl/reverse/k3/per_token": (torch.exp(-log_ratio) - 1 + log_ratio)[live].mean(),
+        "kl/reverse/k1/per_sequence": log_ratio[live].sum() / len(live),
+        "kl/reverse/k1/per_token/standard_error": error,
+        "ratio/prefix/mean": prefix.mean(),
+        "ratio/prefix/quantile_0.99": prefix.quantile(0.99),
+        "ratio/sequence/effective_sample_size": sequence.sum() ** 2 / sequence.square().sum() / len(sequence),
+    }
+    for name, value in expected.items():
+        SINGLE.check(found.kl.metrics()[name], float(value))
+    assert found.mismatch is not None
+    SINGLE.check(found.mismatch.metrics()["kl/mismatch/k1/per_token"], float(away[live].mean()))
+
+
 def test_ragged_lists_are_rectangles_with_a_mask(tmp_path):
     data = float64(rows=20, tokens=9)
     mask = data.pop("mask")

@@ -10,15 +10,16 @@ FAULTS = {
         "core/test_result.py::test_equal_counts_have_the_textbook_error_and_degrees_of_freedom"),
     "a prompt's completions counted as independent": (
         "reports.Totals.estimates", "self._clustered() or self._sums", "self._sums",
-        "reports/test_reports.py::test_completions_of_one_prompt_are_not_counted_as_independent"),
+        "logs/test_examination.py::test_the_numbers_are_those_of_their_definitions"),
     "batches about means of their own": (
         "core.result.RatioSums._about", "off = mean - _ratio(self.total, self.count)", "off = 0 * mean",
         "core/test_result.py::test_any_parts_add_up_to_the_whole"),
     "token ratios for prefix ratios": (
-        "reports.Ratios.add", "prefix_ratio(rollout)[live]", "token_ratio(rollout)[live]", "reports/test_reports.py"),
+        "reports.Ratios.add", "prefix_ratio(rollout)[live]", "token_ratio(rollout)[live]",
+        "logs/test_examination.py::test_the_numbers_are_those_of_their_definitions"),
     "a ratio without a token": (
         "reports.Ratios.add", "sequence_ratio(rollout)[live.any(-1), 0]", "sequence_ratio(rollout)[:, 0]",
-        "reports/test_reports.py"),
+        "logs/test_examination.py::test_the_numbers_are_those_of_their_definitions"),
     "the mismatch the other way round": (
         "reports.MismatchSums.add", "away = -rollout.log_ratio", "away = rollout.log_ratio",
         "reports/test_reports.py::test_mismatch_estimates_the_kl_of_the_sampler_to_the_trainer"),
