@@ -25,16 +25,16 @@ FAULTS = {
         "test_state.py::test_any_partition_in_any_order_merges_to_the_whole"),
     "series everywhere": (
         "state.bregman_terms", "near = (a - b).abs() < NEAR[d.dtype]", "near = d == d",
-        "test_precision.py::test_a_large_kl_is_right_in_single_precision"),
+        "test_state.py::test_a_large_kl_is_right_in_single_precision"),
     "series nowhere": (
         "state.bregman_terms", "near = (a - b).abs() < NEAR[d.dtype]", "near = d != d",
-        "test_precision.py::test_a_small_kl_is_right_in_single_precision"),
+        "test_state.py::test_a_small_kl_is_right_in_single_precision"),
     "bans kept in the sums": (
         "state.difference", "torch.where(d.abs() > BANNED, 0.0, d)", "d",
-        "test_precision.py::test_an_entry_that_one_bans_makes_one_kl_infinite_and_leaves_the_other_right"),
+        "test_state.py::test_an_entry_that_one_bans_makes_one_kl_infinite_and_leaves_the_other_right"),
     "bans not counted": (
         "state.finish", "torch.where(s.banned_mass > 0, torch.inf, ", "(",
-        "test_precision.py::test_an_entry_that_one_bans_makes_one_kl_infinite_and_leaves_the_other_right"),
+        "test_state.py::test_an_entry_that_one_bans_makes_one_kl_infinite_and_leaves_the_other_right"),
     "slope of the soft-cap forgotten": (
         "head.Transform.slope", "slope * (1 - (logits * (self.temperature / self.softcap)) ** 2)", "slope",
         "test_fused_statistics.py::test_every_transform_however_much_is_kept"),
@@ -74,9 +74,9 @@ FAULTS = {
         "test_fused_statistics.py::test_without_a_live_token_everything_is_zero"),
     "the mean slope left over": (
         "state.with_divergence", "numbers[2] -= weight * mean_slope", "pass",
-        "test_generators.py::test_value_and_gradient"),
+        "test_tiles_torch.py::test_value_and_gradient"),
     "the divergence of one tile": (
-        "passes._divergences_of", "parts.sum(1)", "parts[:, 0]", "test_generators.py::test_value_and_gradient"),
+        "passes._divergences_of", "parts.sum(1)", "parts[:, 0]", "test_tiles_torch.py::test_value_and_gradient"),
     "the policy's own outputs counted with each reference": (
         "fused_statistics.StatisticsFunction.backward",
         "of_policy if i == 0 else (state.Upstream(none, none, none, none), None)", "of_policy",
@@ -86,7 +86,7 @@ FAULTS = {
         "test_fused_statistics.py::test_value_and_gradient_are_the_weighted_sums"),
     "the mixture weighted the other way": (
         "tiles_torch._jensen_shannon_term", "rest * p * p_by_mixture - beta", "rest * p * p_by_mixture + beta",
-        "test_generators.py::test_value_and_gradient"),
+        "test_tiles_torch.py::test_value_and_gradient"),
     "the head's mass left over": (
         "topk._pull", "a.exp() * divergence.slope(a - b)", "a.exp() * (divergence.slope(a - b) + 1)",
         "test_topk.py::test_head_and_sampled_tail_are_unbiased_in_value_and_in_gradient"),
