@@ -62,6 +62,13 @@ def test_dropout_is_told_from_other_weights_where_prompts_repeat(amount, tmp_pat
     assert cause_of(tmp_path, sampled("stale", amount))[0].name == "systematic"
 
 
+def test_noise_is_no_rounding(tmp_path):
+    data = sampled()
+    wobble = 0.002 * torch.randn(data["logp"].shape, generator=torch.Generator().manual_seed(0))
+    data["logp"] = (data["logp"] + wobble).clamp(max=0)
+    assert cause_of(tmp_path, data)[0].name == "random trainer"
+
+
 TWO = [
     ("filter", {"temperature": 0.8, "top_p": 0.9}),
     ("filter", {"temperature": 0.8, "top_p": 0.99}),

@@ -62,13 +62,13 @@ FAULTS = {
         "logs/test_mismatch.py::test_a_filter_is_named_with_the_mass_it_kept"),
     "nothing beside a filter": (
         "logs.mismatch._of_contexts_alone", "line.within < 0.05", "line.within > 0.05",
-        "logs/test_mismatch.py::test_one_of_two_causes_is_not_reported_as_the_only_one"),
+        "logs/test_mismatch.py::test_a_filter_is_named_with_the_mass_it_kept"),
     "noise taken for what is systematic": (
         "logs.mismatch._find_randomness", "case.noise > 0.5", "case.noise < 0.5",
         "logs/test_mismatch.py::test_dropout_is_told_from_other_weights_where_prompts_repeat"),
     "every number a bf16 number": (
         "logs.mismatch._find_rounding", "nonzero.to(dtype).double() == nonzero", "nonzero == nonzero",
-        "logs/test_mismatch.py::test_dropout_is_told_from_other_weights_where_prompts_repeat"),
+        "logs/test_mismatch.py::test_noise_is_no_rounding"),
     "lines counted from 0": (
         "logs.reader._records", "enumerate(lines, 1)", "enumerate(lines)",
         "logs/test_reader.py::test_an_error_names_the_place_of_a_bad_value"),

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from klgrad.cli import app
 from klgrad.errors import KlgradError, MissingExtraError
-from klgrad.logs import LogError, examine
+from klgrad.logs import LogError, examine, reader
 from klgrad.logs.reader import EXAMPLES, assign, parse_choices
 from klgrad.support import GROUP, MASK, ROLES, WHOSE, role_of
 
@@ -44,7 +44,8 @@ def place(suffix, row, token):
         (float("-inf"), "-inf", "gives the sampled token probability 0"),
     ],
 )
-def test_an_error_names_the_place_of_a_bad_value(suffix, role, value, shown, remedy, tmp_path):
+def test_an_error_names_the_place_of_a_bad_value(suffix, role, value, shown, remedy, tmp_path, monkeypatch):
+    monkeypatch.setattr(reader, "DECODED_ROWS", 7)
     data = sampled(rows=30, tokens=6)
     data[role][17, 4] = data[role][20, 1] = value
     text = message_of(write(tmp_path / f"log{suffix}", data))
