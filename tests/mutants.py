@@ -38,7 +38,7 @@ def copy_with_fault(folder: Path, name: str = "klgrad", fault: tuple[str, str, s
 
 
 def check_caught(folder: Path, fault: tuple[str, str, str], *tests: str, **environment: str) -> None:
-    """Tests of this project fail on a copy with the fault, in a process of its own; they are node ids of pytest."""
+    """Tests fail on a copy with the fault, in a process of its own; `tests` are node ids, and options, of pytest."""
     environment = {**os.environ, "PYTHONPATH": str(copy_with_fault(folder, fault=fault).parent), **environment}
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-n", "0", "-p", "no:cacheprovider", *tests]
     root = Path(__file__).parents[1]
