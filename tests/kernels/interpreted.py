@@ -50,6 +50,15 @@ def narrow_slices(monkeypatch):
     monkeypatch.setattr(tiles_triton, "SLICE", SLICE)
 
 
+@pytest.fixture
+def launches(monkeypatch):
+    """The kernels that are started."""
+    started, launch = [], tiles_triton._launch
+    noted = lambda kernel, *given, **how: (started.append(kernel), launch(kernel, *given, **how))
+    monkeypatch.setattr(tiles_triton, "_launch", noted)
+    return started
+
+
 def tile(
     width=2 * SLICE, start=0, paired=True, bias=False, ref_bias=False, near=None, bans=None, extra=False,
     transform=PLAIN, ref_transform=PLAIN, dtype=torch.float32,
@@ -221,13 +230,9 @@ def test_the_whole_function(kept, dtype, monkeypatch):
 @pytest.mark.parametrize("kept", [0, None])
 @pytest.mark.parametrize("divergence", GENERATORS, ids=lambda d: d.name)
 @pytest.mark.usefixtures("small_tiles")
-def test_divergences(divergence, kept, monkeypatch):
+def test_divergences(divergence, kept, launches):
     """Every generator, in value and gradient, with a partial slice."""
     case = make((4,), 29, dtype=torch.float32, ref_bias=True, policy={"softcap": 4.0, "temperature": 0.8})
-    launches, launch = [], tiles_triton._launch
-    monkeypatch.setattr(
-        tiles_triton, "_launch", lambda *given, **how: (launches.append(given[0]), launch(*given, **how))
-    )
     options = {"mode": "fast"} if kept is None else {"budget": budget(case, kept=kept)}
     agree(case, SINGLE, divergence=divergence, **options)
     assert tiles_triton._divergence_kernel in launches
@@ -268,27 +273,23 @@ def test_divergence_of_a_tile(name, divergence):
         SINGLE.check(slope, true_slope)
 
 
-def test_a_generator_without_a_kernel_is_computed_by_torch(monkeypatch):
+def test_a_generator_without_a_kernel_is_computed_by_torch(launches):
     own = Divergence("mine", lambda x: 2 * x, lambda x: 2 * REVERSE_KL.excess(x), "2 l", 2.0)
-    monkeypatch.setattr(tiles_triton, "_launch", lambda *_, **__: pytest.fail("a Triton kernel was launched"))
     agree(make((4,), 29, dtype=torch.float32), SINGLE, divergence=own)
+    assert not launches
 
 
 @pytest.mark.parametrize("kept", [24, None])
 @pytest.mark.usefixtures("small_tiles")
-def test_the_whole_function_for_hopper(kept, monkeypatch):
+def test_the_whole_function_for_hopper(kept, launches, monkeypatch):
     """With torch in place of the kernels for Hopper, and what they keep read by Triton."""
     if not hopper._importable():
         pytest.skip("there is no Triton with the parts of Gluon that are used")
     from kernels import on_torch
 
-    launches, launch = [], tiles_triton._launch
     on_torch.install(monkeypatch)
     monkeypatch.setattr(tiles, "MARKED", 4)
     monkeypatch.setattr(tiles_triton, "MARKED", 4)
-    monkeypatch.setattr(
-        tiles_triton, "_launch", lambda *given, **how: (launches.append(given[0]), launch(*given, **how))
-    )
     case = make((12,), 50, entries=0, dtype=torch.bfloat16, policy={"temperature": 0.7, "scale": 1.3})
     options = {"mode": "fast"} if kept is None else {"budget": budget(case, kept=kept)}
     agree(case, SINGLE, BFLOAT16, **options)
