@@ -129,7 +129,7 @@ FAULTS = {
         "interpreted.py::test_divergence_of_a_tile"),
     "a mixture of which only one part counts": (
         "tiles_triton._divergence_kernel", "term += PARTS[i][0] *", "term = PARTS[i][0] *",
-        "interpreted.py::test_divergence_of_a_tile"),
+        "interpreted.py::test_divergences"),
     "no series near the reference": (
         "tiles_triton._term", "near = tl.abs(log_ratio) < NEAR", "near = log_ratio != log_ratio",
         "interpreted.py::test_divergence_of_a_tile"),
