@@ -55,7 +55,7 @@ FAULTS = {
         "test_fused_statistics.py::test_every_transform_however_much_is_kept"),
     "differences kept whole": (
         "state.mean_difference", "return s.sum_p_delta / s.mass", "return torch.zeros_like(s.mass)",
-        "test_kept.py::test_confident_tokens_over_many_slices"),
+        "test_passes.py::test_confident_tokens_over_many_slices"),
     "the reference's logit read as the policy's": (
         "tiling.CachedLogits.load", "torch.where(likelier, a_or_minus_b, d - a_or_minus_b), d", "a_or_minus_b, d",
         "test_fused_statistics.py::test_every_transform_however_much_is_kept"),
