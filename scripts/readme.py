@@ -223,15 +223,11 @@ def _line(row: dict[str, str], first: dict[str, str]) -> str:
 def _linear() -> str:
     rows = _rows("kernels_linear")
     shape = f"hidden {rows[0]['hidden']}, vocabulary {rows[0]['vocabulary']}"
-    lines = [
-        "",
-        f"| exact KL, {shape}: tokens | lean | per 1000 tokens | memory beside the gradients |",
-        "|---|---|---|---|",
-    ]
-    for row in rows:
-        each = 1000 * float(row["median_ms"]) / int(row["tokens"])
-        lines.append(f"| {row['tokens']} | {row['median_ms']} ms | {each:.2f} ms | {row['extra_gib']} GiB |")
-    return "\n".join([*lines, ""])
+    heads = (f"exact KL, {shape}: tokens", "lean", "per 1000 tokens", "memory beside the gradients")
+    each = lambda row: f"{1000 * float(row['median_ms']) / int(row['tokens']):.2f} ms"
+    return "\n" + table(
+        heads, ((row["tokens"], f"{row['median_ms']} ms", each(row), f"{row['extra_gib']} GiB") for row in rows)
+    )
 
 
 BETWEEN_KERNELS = "between kernels"
@@ -264,14 +260,8 @@ def profile() -> str:
 def step() -> str:
     """The memory of a whole RL step, counted and measured."""
     rows = [row for row in _rows("step") if row["predicted_gib"]]
-    cells = {(row["candidate"], row["tokens"]): row for row in rows}
-    tokens = list(dict.fromkeys(row["tokens"] for row in rows))
-    lines = ["| | " + " | ".join(f"{n} tokens" for n in tokens) + " |", "|---|" + "---|" * len(tokens)]
-    for candidate in dict.fromkeys(row["candidate"] for row in rows):
-        each = [cells[candidate, n] for n in tokens]
-        texts = [f"{x['beyond_activations_gib']} (counted {x['predicted_gib']}), {x['median_ms']} ms" for x in each]
-        lines.append(f"| {candidate} | " + " | ".join(texts) + " |")
-    return "\n".join([*lines, ""])
+    text = lambda x: f"{x['beyond_activations_gib']} (counted {x['predicted_gib']}), {x['median_ms']} ms"
+    return _crossed({(row["candidate"], f"{row['tokens']} tokens"): text(row) for row in rows}, "")
 
 
 def divergences(file: str, unit: str, ms: float, digits: int) -> str:
@@ -348,16 +338,16 @@ def distillation() -> str:
         found.setdefault((row["setting"], row["learning_rate"]), []).append(row)
     mean = lambda rows, name: sum(float(row[name]) for row in rows) / len(rows)
     near = sorted(found.items(), key=lambda item: mean(item[1], "kl_per_token"))
-    best: dict[str, str] = {}
+    best: dict[str, tuple[str, ...]] = {}
     for (setting, rate), rows in near:
         each = [float(row["kl_per_token"]) for row in rows]
         error = f" ± {stdev(each) / len(each) ** 0.5:.3f}" if rate and len(each) > 1 else ""
-        kl, whole, length = f"{mean(rows, 'kl_per_token'):.3f}{error}", "kl_per_completion", "length"
         who = {"True": "klgrad", "False": "others", "": ""}[rows[0]["own"]]
-        line = f"| {setting} | {who} | {rate} | {len(rows) if rate else ''} | {kl} |"
-        best.setdefault(setting, f"{line} {mean(rows, whole):.1f} | {mean(rows, length):.1f} |")
-    head = "| setting | whose | learning rate | seeds | KL, nats per token | per completion | tokens |\n"
-    return head + "|---|---|---|---|---|---|---|\n" + "".join(f"{line}\n" for line in best.values())
+        means = (f"{mean(rows, name):.1f}" for name in ("kl_per_completion", "length"))
+        kl = f"{mean(rows, 'kl_per_token'):.3f}{error}"
+        best.setdefault(setting, (setting, who, rate, str(len(rows)) if rate else "", kl, *means))
+    heads = ("setting", "whose", "learning rate", "seeds", "KL, nats per token", "per completion", "tokens")
+    return table(heads, best.values())
 
 
 def trainer_cost() -> str:
@@ -380,9 +370,7 @@ def trainer_memory() -> str:
 def _crossed(cells: dict[tuple[str, str], str], corner: str) -> str:
     """A table of cells, given by row and column; missing cells stay empty."""
     rows, columns = (list(dict.fromkeys(key[i] for key in cells)) for i in (0, 1))
-    head = f"| {corner} | {' | '.join(columns)} |\n|---|{'---|' * len(columns)}\n"
-    lines = (f"| {row} | {' | '.join(cells.get((row, column), '') for column in columns)} |\n" for row in rows)
-    return head + "".join(lines)
+    return table((corner, *columns), ((row, *(cells.get((row, column), "") for column in columns)) for row in rows))
 
 
 def _rows(name: str) -> list[dict[str, str]]:

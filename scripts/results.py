@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import experiments
+from reference.text import table
 
 from klgrad.drawing import KINDS
 from klgrad.papers.study import VERDICTS, Check, Outcome, studies
@@ -132,11 +133,10 @@ def _counted(head: str, names: Mapping[str, str]) -> str:
     found: Counter[tuple[str, str, bool]] = Counter()
     for name, shown in names.items():
         found.update((shown, verdict, whose) for verdict, whose in _verdicts(name))
-    lines = [f"| {head} | {' | '.join(VERDICTS)} | *(ours)*: {' | '.join(VERDICTS)} |", "|---|---|---|---|---|---|---|"]
-    for shown in dict.fromkeys(names.values()):
-        cells = [str(found[shown, verdict, whose]) for whose in (False, True) for verdict in VERDICTS]
-        lines.append(f"| {shown} | {' | '.join(cells)} |")
-    return "\n".join([*lines, ""])
+    first, *others = VERDICTS
+    cells = lambda shown: (str(found[shown, verdict, whose]) for whose in (False, True) for verdict in VERDICTS)
+    heads = (head, *VERDICTS, f"*(ours)*: {first}", *others)
+    return table(heads, ((shown, *cells(shown)) for shown in dict.fromkeys(names.values())))
 
 
 def _verdicts(name: str) -> list[tuple[str, bool]]:

@@ -3,19 +3,20 @@
 The name is that of the function, class or module whose source has the sound text exactly once, wherever it is defined.
 """
 
-import importlib
 import inspect
-import itertools
+import os
 import pkgutil
 import shutil
+import subprocess
+import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
+
+import pytest
 
 import klgrad
 
 PACKAGE = Path(klgrad.__file__).parent
-NUMBERS = itertools.count()
 
 
 def copy_with_fault(folder: Path, name: str = "klgrad", fault: tuple[str, str, str] | None = None) -> Path:
@@ -36,16 +37,13 @@ def copy_with_fault(folder: Path, name: str = "klgrad", fault: tuple[str, str, s
     return copy
 
 
-def planted(folder: Path, monkeypatch, *fault: str) -> ModuleType:
-    """The kernels of a copy with this fault, imported under another name."""
-    copy = copy_with_fault(folder, f"klgrad_{next(NUMBERS)}", fault or None)
-    monkeypatch.syspath_prepend(folder)
-    return importlib.import_module(f"{copy.name}.kernels")
-
-
-def module_in(copy: str, name: str) -> ModuleType:
-    """The module of a copy, of the name `copy`, that stands for the module `name` of the package."""
-    return importlib.import_module(name.replace("klgrad", copy, 1))
+def check_caught(folder: Path, fault: tuple[str, str, str], *tests: str, **environment: str) -> None:
+    """Tests fail on a copy with the fault, in a process of its own; `tests` are node ids, and options, of pytest."""
+    environment = {**os.environ, "PYTHONPATH": str(copy_with_fault(folder, fault=fault).parent), **environment}
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-n", "0", "-p", "no:cacheprovider", *tests]
+    root = Path(__file__).parents[1]
+    done = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == pytest.ExitCode.TESTS_FAILED, f"{fault} is not caught:\n{done.stdout[-2000:]}"
 
 
 def _source_of(name: str) -> Any:

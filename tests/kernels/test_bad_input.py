@@ -18,17 +18,13 @@ def put(x, value):
     return x
 
 
-def head(head, **fields):
-    return replace(head, **fields)
-
-
 TENSORS = {
     "hidden": lambda v: replace(CASE, hidden=put(CASE.hidden, v)),
-    "head.weight": lambda v: replace(CASE, head=head(CASE.head, weight=put(CASE.head.weight, v))),
-    "head.bias": lambda v: replace(CASE, head=head(CASE.head, bias=put(CASE.head.bias, v))),
+    "head.weight": lambda v: replace(CASE, head=replace(CASE.head, weight=put(CASE.head.weight, v))),
+    "head.bias": lambda v: replace(CASE, head=replace(CASE.head, bias=put(CASE.head.bias, v))),
     "ref_hidden": lambda v: replace(CASE, ref_hidden=put(CASE.ref_hidden, v)),
-    "ref_head.weight": lambda v: replace(CASE, ref_head=head(CASE.ref_head, weight=put(CASE.ref_head.weight, v))),
-    "ref_head.bias": lambda v: replace(CASE, ref_head=head(CASE.ref_head, bias=put(CASE.ref_head.bias, v))),
+    "ref_head.weight": lambda v: replace(CASE, ref_head=replace(CASE.ref_head, weight=put(CASE.ref_head.weight, v))),
+    "ref_head.bias": lambda v: replace(CASE, ref_head=replace(CASE.ref_head, bias=put(CASE.ref_head.bias, v))),
 }
 
 

@@ -7,8 +7,11 @@ import pytest
 import torch
 from kernels.cases import GENERATORS, GRADIENT, agree, budget, check_gradient_of, compare, make, weighted_sum
 from tolerances import BFLOAT16, EXACT, SINGLE
+from torch.utils.checkpoint import checkpoint
 
+from klgrad import ImportanceWeighting, KLTerm
 from klgrad.core.divergences import jensen_shannon
+from klgrad.enumeration import autoregressive, every_group, target_gradients
 from klgrad.errors import KernelInputError
 from klgrad.kernels import Head, from_logits, fused_statistics, tiling, token_statistics
 
@@ -380,3 +383,138 @@ def test_bad_input():
         found_by(case, other, [1.0])
     with pytest.raises(KernelInputError, match="as many `ref_head` as `ref_hidden`"):
         token_statistics(case.hidden, case.head, case.targets, [case.ref_hidden], [case.ref_head, other.ref_head])
+
+
+# Together with autocast, checkpointing and compilation.
+
+
+def gradients_of(case, total):
+    return torch.autograd.grad(total, case.leaves)
+
+
+@pytest.mark.parametrize("backward", ["inside", "outside"])
+@pytest.mark.usefixtures("small_tiles")
+def test_autocast_is_the_same_as_casting(backward):
+    """Inputs are cast, and gradients have the dtype of their tensors; sums stay float32."""
+    case = make(dtype=torch.float32, bias=True).require_grad()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = case.statistics()
+        total = weighted_sum(found)
+        gradients = gradients_of(case, total) if backward == "inside" else None
+    gradients = gradients or gradients_of(case, total)
+    cast = case.to(torch.bfloat16)
+    biases = [h.bias for h in (case.head, case.ref_head)]
+    cast = replace(
+        cast, head=replace(cast.head, bias=biases[0].detach()), ref_head=replace(cast.ref_head, bias=biases[1])
+    )
+    explicit = cast.require_grad().statistics()
+    assert found.logp.dtype == torch.float32
+    compare(found, explicit, SINGLE)
+    for x, y in zip(gradients, gradients_of(cast, weighted_sum(explicit)), strict=True):
+        assert x.dtype == torch.float32
+        BFLOAT16.check_vector(x, y.float())
+
+
+def test_autocast_leaves_float64_and_given_logits_alone():
+    case, z = make(), torch.randn(3, 9, generator=torch.Generator().manual_seed(0))
+    targets = torch.tensor([0, 1, 2])
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found, of_logits = case.statistics(), from_logits(z, targets)
+    compare(found, case.specification(), EXACT)
+    SINGLE.check(of_logits.logp, z.double().log_softmax(-1).gather(1, targets[:, None])[:, 0])
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.usefixtures("small_tiles")
+def test_checkpointing(reentrant):
+    case = make(bias=True).require_grad()
+
+    def loss(hidden, weight, bias):
+        return weighted_sum(
+            replace(case, hidden=hidden.tanh(), head=replace(case.head, weight=weight, bias=bias)).statistics()
+        )
+
+    plain = gradients_of(case, loss(*case.leaves))
+    checkpointed = checkpoint(loss, *case.leaves, use_reentrant=reentrant)
+    found = torch.autograd.backward(checkpointed) or [x.grad for x in case.leaves]
+    for x, y in zip(found, plain, strict=True):
+        EXACT.check_vector(x, y)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # dynamo looks, and means to hide the warning
+def test_compilation_goes_around_it():
+    case = make(bias=True, dtype=torch.float32).require_grad()
+
+    def loss(hidden):
+        found = token_statistics(
+            torch.tanh(hidden) * 2, case.head, case.targets, case.ref_hidden, case.ref_head, entries=case.entries
+        )
+        return weighted_sum(found) * 3 + from_logits(hidden, case.targets % 16, -hidden.detach()).forward_kl.sum()
+
+    compiled = torch.compile(loss, backend="eager")
+    expected, found = loss(case.hidden), compiled(case.hidden)
+    SINGLE.check(found, expected)
+    for x, y in zip(gradients_of(case, found), gradients_of(case, expected), strict=True):
+        SINGLE.check_vector(x, y)
+
+
+# A KL term from hidden states: the expected gradient, summed over every outcome.
+#
+# A tabular policy is a linear head: the hidden state is the one-hot of the prefix, the weight is the table of logits.
+# So the expected gradient to the *weight* must be that of the exact divergence.
+
+PROBLEM = autoregressive(2, 3, ends=True, seed=8, away_from_ref=1.0)
+PREFIX = ImportanceWeighting("prefix", bound=None)
+
+
+def loss_gradients(problem, term, rows, probability, group=None):
+    """E[∇loss] to the policy's weight: the weighted sum over batches of completions `rows` (M, size)."""
+    weight = problem.logits.T.contiguous().requires_grad_()  # (V, P)
+    total = torch.zeros_like(weight)
+    for members, chance in zip(rows, probability, strict=True):
+        hidden = torch.eye(problem.space.prefixes, dtype=torch.float64)[problem.space.prefix[members]]
+        mask = problem.space.mask[members]
+        found = token_statistics(
+            hidden, Head(weight), problem.space.tokens[members], hidden, Head(problem.ref_logits.T), mask=mask
+        )
+        rollout = found.rollout(mask, behavior_logp=problem.behavior_logp[members], group=group)
+        total += chance * torch.autograd.grad(term(rollout).loss, weight)[0]
+    return total.T.flatten()
+
+
+TERMS = {
+    "facts 11 and 16: token": (KLTerm(level="token", estimator="exact"), 1, "reverse-kl-token-sampler"),
+    "fact 12: sampled": (KLTerm(), 1, "reverse-kl-sequence"),
+    "forward, token": (KLTerm(divergence="forward", level="token", estimator="exact"), 1, "forward-kl-token"),
+    "fact 16: prefix": (KLTerm(level="token", estimator="exact", weighting=PREFIX), 1, "reverse-kl-token"),
+    "fact 17: sequence": (KLTerm(estimator="exact", weighting=PREFIX), 1, "reverse-kl-sequence"),
+    "leave-one-out": (KLTerm(estimator="exact", baseline="leave_one_out"), 2, "reverse-kl-sequence"),
+    "leave-one-out, prefix": (
+        KLTerm(estimator="exact", baseline="leave_one_out", weighting=PREFIX), 2, "reverse-kl-sequence"),
+}  # fmt: skip
+"""Term, completions in a group, and target; those without a ratio, but for the first, on their own samples."""
+
+
+@pytest.mark.parametrize("name", TERMS)
+def test_the_expected_gradient_of_a_term(name):
+    term, size, target = TERMS[name]
+    on_policy = term.weighting is None and not target.endswith("sampler")
+    problem = PROBLEM.on_policy() if on_policy else PROBLEM
+    group = torch.zeros(2, dtype=torch.long) if size == 2 else None
+    found = loss_gradients(problem, term, *every_group(problem, size), group=group)
+    EXACT.check_vector(found, target_gradients(problem)[target])
+
+
+@pytest.mark.parametrize("discount", [0.5, 0.9])
+def test_fact_13_a_discounted_term_by_its_definition(discount):
+    """E[ Σ_t ∇KL_t + s_t Σ_{s>t} g^(s-t) KL_s ], from the scores and gradients of the problem."""
+    problem = PROBLEM.on_policy()
+    kl, steps = problem.at_tokens(problem.prefix_kl()), problem.space.length
+    future = torch.zeros_like(kl)
+    for t in range(steps):
+        for s in range(t + 1, steps):
+            future[:, t] += discount ** (s - t) * kl[:, s]
+    truth = problem.probability @ (problem.kl_gradients + future[..., None] * problem.scores).sum(1)
+    term = KLTerm(estimator="exact", discount=discount)
+    EXACT.check_vector(loss_gradients(problem, term, *every_group(problem, 1)), truth)

@@ -1,9 +1,10 @@
-"""The package for Hugging Face's `kernels` library loads without klgrad, and computes the same numbers."""
+"""The package for Hugging Face's `kernels` library; and the page and the benchmark agree with the code."""
 
 import base64
 import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
 from importlib.util import module_from_spec, spec_from_file_location
@@ -15,7 +16,7 @@ from some import first
 from tolerances import SINGLE
 
 import klgrad.kernels
-from klgrad.kernels import Head, token_statistics
+from klgrad.kernels import Head, head, state, tiling, token_statistics
 
 ROOT = Path(__file__).parent.parent.parent
 LIBRARY = os.environ.get("KERNELS_LIBRARY")
@@ -146,3 +147,37 @@ def test_it_computes_the_same_without_klgrad(package, interpreted):
 @pytest.mark.skipif(not LIBRARY, reason="KERNELS_LIBRARY names no folder: `make kernels-package` sets it")
 def test_the_library_loads_it(package):
     check(computed(package, BY_KERNELS, PYTHONPATH=str(LIBRARY)))
+
+
+# The page.
+
+PAGE = (ROOT / "docs" / "kernels.md").read_text(encoding="utf-8")
+BENCHMARK = (ROOT / "benchmarks" / "bench_kernels.py").read_text(encoding="utf-8")
+
+
+def test_the_usage_line_names_the_options_that_there_are():
+    usage = BENCHMARK.split('"""')[1]
+    assert set(re.findall(r"\[(--\w+)", usage)) == set(re.findall(r'add_argument\("(--\w+)"', BENCHMARK))
+
+
+def test_the_page_names_the_number_of_rounds():
+    """That of the other tables stands below each."""
+    linear = re.search(r"^LINEAR_ROUNDS = (\d+)$", BENCHMARK, re.MULTILINE)[1]
+    assert f"and {linear} in the table by number of tokens" in PAGE
+
+
+def test_the_page_names_the_number_of_sums():
+    maxima = [name for name in state.State._fields if name.endswith("top")]
+    assert (len(maxima), state.FIELDS - len(maxima)) == (2, 9)
+    assert "11 numbers per token and slice: two maxima and nine sums" in PAGE
+    assert state.FIELDS == len(state.State._fields) == 11
+
+
+def test_the_page_names_tile_and_budget():
+    assert f"({tiling.STRIP} tokens x {tiling.WIDTH} entries)" in PAGE
+    assert f"has {tiling.LEAN_BUDGET >> 30} GiB" in PAGE
+
+
+def test_the_page_names_a_refused_family():
+    assert "chameleon" in head.REFUSED
+    assert "Chameleon" in PAGE

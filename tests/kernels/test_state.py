@@ -1,11 +1,13 @@
-"""Sums over parts of the vocabulary merge into those of the whole, for any parts in any order."""
+"""Sums over parts of the vocabulary merge into those of the whole; near the reference, far from it, with bans."""
 
 import pytest
 import torch
 from hypothesis import given, strategies as st
-from tolerances import EXACT, NEAR_KL, SINGLE
+from kernels.cases import compare, make, weighted_sum
+from tolerances import EXACT, FAR, NEAR_KL, SINGLE
+from torch import inf as INF
 
-from klgrad.kernels import state
+from klgrad.kernels import Head, from_logits, fused_statistics, state, token_statistics
 
 
 @st.composite
@@ -107,3 +109,134 @@ def test_the_bregman_terms_are_smooth_where_the_series_ends(dtype):
     tolerance = EXACT if dtype == torch.float64 else SINGLE
     tolerance.check(found[0], truth)
     tolerance.check(mirrored[0], torch.exp(d) - 1 - d)
+
+
+# Precision of the statistics.
+
+
+def normal(*shape, seed=0, dtype=torch.float64):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tiles", ["one tile", "many tiles"])
+@pytest.mark.parametrize(("step", "size_of_kl"), [(1.4e-3, 1e-6), (1.4e-4, 1e-8)])
+def test_a_small_kl_is_right_in_single_precision(step, size_of_kl, tiles, request):
+    """Heads that differ by a little; plain float32 log-softmax has no correct digit there."""
+    if tiles == "many tiles":
+        request.getfixturevalue("small_tiles")
+    hidden, weight = normal(32, 24, dtype=torch.float32), normal(700, 24, seed=1, dtype=torch.float32) / 24**0.5
+    other = weight + step * normal(700, 24, seed=2, dtype=torch.float32) / 24**0.5
+    targets = torch.zeros(32, dtype=torch.long)
+    found = token_statistics(hidden, Head(weight), targets, hidden, Head(other))
+    wide = [x.double() for x in (hidden, weight, hidden, other)]
+    truth = fused_statistics.reference_statistics(wide[0], Head(wide[1]), targets, wide[2], Head(wide[3]))
+    plain = fused_statistics.reference_statistics(hidden, Head(weight), targets, hidden, Head(other))
+    assert size_of_kl / 3 < truth.reverse_kl.mean() < 3 * size_of_kl
+    for name in ("reverse_kl", "forward_kl"):
+        NEAR_KL.check(getattr(found, name), getattr(truth, name))
+        off = (getattr(plain, name) - getattr(truth, name)).abs() / getattr(truth, name)
+        assert off.max() > 10 * NEAR_KL.rtol, "the plain formula would do: this test shows nothing"
+
+
+@pytest.mark.parametrize("spread", [1.0, 5.0, 20.0])
+def test_a_large_kl_is_right_in_single_precision(spread):
+    z, z_ref = spread * normal(2, 16, 3000, dtype=torch.float32)
+    targets = torch.arange(16)
+    found = from_logits(z, targets, z_ref)
+    assert spread < 20 or found.reverse_kl.mean() > 50
+    compare(found, fused_statistics.statistics_of_logits(z.double(), targets, z_ref.double()), SINGLE)
+
+
+def test_a_peaked_policy_against_a_flat_reference():
+    """With aligned maxima, the reference's sum is as large as the vocabulary, which costs digits."""
+    flat = 0.01 * normal(4, 30000, dtype=torch.float32)
+    peaked = flat.clone()
+    peaked[:, 7] += 25
+    for z, z_ref in ((peaked, flat), (flat, peaked)):
+        targets = torch.full((4,), 7)
+        found, truth = (
+            from_logits(z, targets, z_ref),
+            fused_statistics.statistics_of_logits(z.double(), targets, z_ref.double()),
+        )
+        for name in ("reverse_kl", "forward_kl"):
+            FAR.check(getattr(found, name), getattr(truth, name))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.usefixtures("small_tiles")
+def test_the_same_hidden_states_and_head_have_kl_zero_exactly(dtype):
+    case = make(dtype=dtype, bias=True).require_grad()
+    found = token_statistics(case.hidden, case.head, case.targets, case.hidden, case.head)
+    assert (found.reverse_kl == 0).all()
+    assert (found.forward_kl == 0).all()
+    SINGLE.check(found.logp, found.ref_logp)
+    gradients = torch.autograd.grad((found.reverse_kl + found.forward_kl).sum(), case.leaves)
+    assert all(g.abs().max() < 1e-5 for g in gradients)
+
+
+@pytest.mark.parametrize("offset", ["none", "every entry", "one entry"])
+def test_no_kl_is_negative(offset):
+    """For any size of the difference: rounding gives a small positive number or 0."""
+    for i, step in enumerate(10.0 ** torch.arange(-8, 2)):
+        z = normal(64, 500, seed=i, dtype=torch.float32)
+        z_ref = z + step * normal(64, 500, seed=i + 100, dtype=torch.float32)
+        if offset != "none":
+            z_ref[:, : 500 if offset == "every entry" else 1] += 5 * normal(64, 1, seed=i, dtype=torch.float32)
+        found = from_logits(z, torch.zeros(64, dtype=torch.long), z_ref)
+        assert found.reverse_kl.min() >= 0
+        assert found.forward_kl.min() >= 0
+
+
+def banned(row_of_policy, row_of_ref, likelihood=0.0, dtype=torch.float64):
+    """Logits over 6 entries; either model may ban the last one."""
+    z, z_ref = normal(2, 4, 6, seed=5).to(dtype)
+    z_ref = z + 0.1 * z_ref
+    z[:, 5] = row_of_policy if row_of_policy else likelihood
+    z_ref[:, 5] = row_of_ref if row_of_ref else likelihood
+    return z, z_ref
+
+
+TARGETS = torch.tensor([0, 1, 2, 3])
+
+
+@pytest.mark.parametrize("lowest", [-INF, torch.finfo(torch.float32).min])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_an_entry_that_both_ban_has_no_effect(dtype, lowest):
+    z, z_ref = banned(lowest, lowest, dtype=dtype)
+    z, cut = z.requires_grad_(), z[:, :5].detach().clone().requires_grad_()
+    found, without = from_logits(z, TARGETS, z_ref), from_logits(cut, TARGETS, z_ref[:, :5])
+    compare(found, without, EXACT if dtype == torch.float64 else SINGLE)
+    (gradient,), (truth,) = torch.autograd.grad(weighted_sum(found), z), torch.autograd.grad(weighted_sum(without), cut)
+    SINGLE.check_vector(gradient[:, :5], truth)
+    assert (gradient[:, 5] == 0).all()
+
+
+@pytest.mark.parametrize("likelihood", [0.0, -5.0, -20.0, -60.0])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize("who", ["reference", "policy"])
+def test_an_entry_that_one_bans_makes_one_kl_infinite_and_leaves_the_other_right(who, dtype, likelihood):
+    """However unlikely the entry is under the other model."""
+    z, z_ref = banned(-INF, 0, likelihood, dtype) if who == "policy" else banned(0, -INF, likelihood, dtype)
+    z.requires_grad_()
+    found = from_logits(z, TARGETS, z_ref)
+    infinite, finite = ("reverse_kl", "forward_kl") if who == "reference" else ("forward_kl", "reverse_kl")
+    assert (getattr(found, infinite) == INF).all()
+    wide = z.detach().double().requires_grad_()
+    over = lambda logits, bans: logits[:, :5].log_softmax(-1) if bans else logits.log_softmax(-1)[:, :5]
+    log_p, log_q = over(wide, who == "policy"), over(z_ref.double(), who == "reference")
+    truth = (log_p.exp() * (log_p - log_q) if who == "policy" else log_q.exp() * (log_q - log_p)).sum(-1)
+    tolerance = EXACT if dtype == torch.float64 else SINGLE
+    tolerance.check(getattr(found, finite), truth)
+    tolerance.check(found.ref_logp, log_q.gather(1, TARGETS[:, None])[:, 0])
+    (gradient,) = torch.autograd.grad(getattr(found, finite).sum(), z, retain_graph=True)
+    tolerance.check_vector(gradient, torch.autograd.grad(truth.sum(), wide)[0])
+    (others,) = torch.autograd.grad((found.logp + found.entropy).sum(), z)
+    assert others.isfinite().all()
+
+
+def test_a_token_that_the_reference_bans_has_log_prob_minus_infinity():
+    z, z_ref = banned(0, -INF)
+    found = from_logits(z, torch.full((4,), 5), z_ref)
+    assert (found.ref_logp == -INF).all()
+    assert found.logp.isfinite().all()

@@ -13,7 +13,7 @@ import pytest
 from kernels.cases import GENERATORS
 from some import first
 
-from klgrad.kernels.generators import parts_of
+from klgrad.kernels.tiles_torch import parts_of
 
 FILE = Path(__file__).with_name("interpreted.py")
 QUIET = ["-W", "ignore::RuntimeWarning"]  # numpy's, of infinities that a GPU passes over in silence
@@ -24,32 +24,10 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("chosen", ["not many", pytest.param("many", marks=pytest.mark.many)])
-def test_the_kernels_do_what_torch_does(chosen):
-    """And, in the long tests, that a fault planted in them is found."""
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        str(FILE),
-        "-q",
-        "-n",
-        "0",
-        "-p",
-        "no:cacheprovider",
-        "-m",
-        chosen,
-        *QUIET,
-    ]
-    done = subprocess.run(
-        command,
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-        cwd=FILE.parents[2],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
+def test_the_kernels_do_what_torch_does():
+    command = [sys.executable, "-m", "pytest", str(FILE), "-q", "-n", "0", "-p", "no:cacheprovider", *QUIET]
+    environment, root = {**os.environ, "TRITON_INTERPRET": "1"}, FILE.parents[2]
+    done = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
     assert " passed" in done.stdout
 
@@ -86,24 +64,12 @@ def test_the_kernels_compile_for_cuda(kernel, variant, monkeypatch, tmp_path):
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     function = getattr(tiles_triton, kernel)
-    given = {
-        **SWITCHES,
-        "TINY": 6e-5,
-        "EVEN": False,
-        "FINITE": False,
-        "SLICE": tiles_triton.SLICE,
-        "MARKED": 0,
-        "PARTS": (),
-    }
+    given = {**SWITCHES, "TINY": 6e-5, "EVEN": False, "FINITE": False, "SLICE": tiles_triton.SLICE, "MARKED": 0}
+    given["PARTS"] = ()
     names = [p.name for p in function.params]
     constants = {name: value for name, value in (given | VARIANTS[variant]).items() if name in names}
-    kinds = {
-        "targets_ptr": "*i64",
-        "places_ptr": "*i64",
-        "larger_ptr": "*fp16",
-        "apart_ptr": "*fp16",
-        "out_ptr": "*bf16",
-    }
+    kinds = {"targets_ptr": "*i64", "places_ptr": "*i64", "out_ptr": "*bf16"}
+    kinds |= {"a_or_minus_b_ptr": "*fp16", "delta_ptr": "*fp16"}
     kinds |= dict.fromkeys(NUMBERS, "fp32")
     kind = lambda name: kinds.get(name, "*fp32" if name.endswith("_ptr") else "i32")
     constants["PARTS"] = tuple((weight, tiles_triton.KINDS[kind], x) for weight, kind, x in constants.get("PARTS", ()))

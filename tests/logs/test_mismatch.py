@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from logs.confusion import OTHERS, TEMPERATURES, judge, judged, off, others, temperatures, width
+from logs.confusion import TEMPERATURES, judge, judged, off, others, temperatures, width
 from logs.synthetic import SHAPES, sampled, write
 
 from klgrad.logs import examine
@@ -23,6 +23,7 @@ def test_a_temperature_is_named(temperature, seed, tmp_path):
     cause, found = cause_of(tmp_path, sampled("temperature", temperature, seed=seed))
     assert (cause.name, cause.alone) == ("temperature", True)
     assert abs(cause.statistics["temperature_ratio"] - temperature) < 0.03
+    assert cause.description.startswith(f"The sampler's temperature is about {temperature:.2f} times the trainer's")
     assert "Divide the logits of trainer and ref by" in found.advice[0]
 
 
@@ -54,16 +55,18 @@ def test_bf16_is_named_with_its_side(side, tmp_path):
 
 
 @pytest.mark.parametrize("amount", [0.1, 0.3, 1.0])
-def test_dropout_is_named_where_prompts_repeat(amount, tmp_path):
+def test_dropout_is_told_from_other_weights_where_prompts_repeat(amount, tmp_path):
     cause, _ = cause_of(tmp_path, sampled("dropout", amount))
     assert (cause.name, cause.alone) == ("random trainer", True)
     assert "model.eval()" in cause.remedy
+    assert cause_of(tmp_path, sampled("stale", amount))[0].name == "systematic"
 
 
-@pytest.mark.parametrize("amount", [0.1, 0.3, 1.0])
-def test_other_weights_are_not_reported_as_noise(amount, tmp_path):
-    cause, _ = cause_of(tmp_path, sampled("stale", amount))
-    assert cause.name == "systematic"
+def test_noise_is_no_rounding(tmp_path):
+    data = sampled()
+    wobble = 0.002 * torch.randn(data["logp"].shape, generator=torch.Generator().manual_seed(0))
+    data["logp"] = (data["logp"] + wobble).clamp(max=0)
+    assert cause_of(tmp_path, data)[0].name == "random trainer"
 
 
 TWO = [
@@ -189,20 +192,15 @@ def test_trainer_and_sampler_are_unknown_without_their_column(tmp_path):
 WRONG = 0.02
 """Largest share of logs for which a wrong cause may be named."""
 
-
 NAMED = {True: 0.95, False: 0.8}
 """Share of logs with a temperature for which it must be named, with and without groups. Without groups the
 limits do not restrict flat contexts, a quarter of the logs here."""
-
 
 RANGE_OFF = 1e-4
 """How far a range of two standard errors after one prompt may be from the true temperature, as a share of it; the
 errors are of float32, about 1e-7."""
 
-
 ROWS = 104
-
-
 SEEDS = [70]
 
 
@@ -261,21 +259,6 @@ def test_a_range_by_the_limits_has_a_true_temperature_between_two_that_are_tried
         assert abs(found["temperature_ratio"] / temperature - 1) < STEP - 1
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("temperature", [0.5, 0.6])
-def test_a_hundred_rows_at_a_low_temperature(temperature):
-    for seed in range(6):
-        for grouped in (True, False):
-            cause = judge(sampled("temperature", temperature, rows=ROWS, seed=seed), grouped)
-            assert cause.name == "temperature"
-            assert cause.statistics["temperature_ratio/low"] <= temperature * STEP
-            assert cause.statistics["temperature_ratio/high"] >= temperature / STEP
-            if grouped:
-                assert cause.description.startswith(
-                    f"The sampler's temperature is about {temperature:.2f} times the trainer's"
-                )
-
-
 def test_where_the_limits_leave_much_room_the_range_is_given_and_no_value():
     data = sampled("temperature", 0.3, rows=48, shape="language", seed=3)
     cause = judge(data, grouped=False)
@@ -308,9 +291,3 @@ def test_the_limits_hold_for_every_token_of_every_context():
 def test_a_token_of_probability_1_sets_no_limit():
     x, y = torch.tensor([0.0, -1.0]).double(), torch.tensor([0.0, -0.5]).double()
     assert possible_temperatures(x, y).beyond == 0
-
-
-def test_every_cause_that_is_named_is_known():
-    assert {right for right, _ in OTHERS.values()} < {
-        *("none", "shift", "rounding", "filter", "temperature", "random trainer", "systematic", "unexplained")
-    }

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from klgrad.cli import app
 from klgrad.errors import KlgradError, MissingExtraError
-from klgrad.logs import LogError, examine
+from klgrad.logs import LogError, examine, reader
 from klgrad.logs.reader import EXAMPLES, assign, parse_choices
 from klgrad.support import GROUP, MASK, ROLES, WHOSE, role_of
 
@@ -44,7 +44,8 @@ def place(suffix, row, token):
         (float("-inf"), "-inf", "gives the sampled token probability 0"),
     ],
 )
-def test_an_error_names_the_place_of_a_bad_value(suffix, role, value, shown, remedy, tmp_path):
+def test_an_error_names_the_place_of_a_bad_value(suffix, role, value, shown, remedy, tmp_path, monkeypatch):
+    monkeypatch.setattr(reader, "DECODED_ROWS", 7)
     data = sampled(rows=30, tokens=6)
     data[role][17, 4] = data[role][20, 1] = value
     text = message_of(write(tmp_path / f"log{suffix}", data))
@@ -213,15 +214,9 @@ def test_parquet_that_is_not_a_log_is_refused(tmp_path):
         ({"logp": good, "ref_logp": [[-1.0], None]}, "null in row 1"),
         ({"logp": good, "ref_logp": [[-1.0], [None]]}, "nan at row 1, token 0"),
         ({"logp": good, "ref_logp": good, "mask": [[1], [2]]}, "a mask of 0 and 1 in `mask`; received 2 in row 1"),
-        (
-            {"logp": good, "ref_logp": good, "mask": [[True], [None]]},
-            "a mask of 0 and 1 in `mask`; received nan in row 1",
-        ),
+        ({"logp": good, "ref_logp": good, "mask": [[True], [None]]}, "0 and 1 in `mask`; received nan in row 1"),
         ({"logp": good, "ref_logp": good, "mask": [["a"], ["b"]]}, "or none with mask="),
-        (
-            {"logp": good, "ref_logp": good, "group": ["a", None]},
-            "prompt in `group` in every row; received null in row 1",
-        ),
+        ({"logp": good, "ref_logp": good, "group": ["a", None]}, "`group` in every row; received null in row 1"),
     ]
     for columns, shown in bad:
         pq.write_table(pa.table(columns), path)

@@ -65,8 +65,7 @@ def command(
     Nothing needs to be added to a run: what its trainer logs is read. A KL to the sampler is told from one to the
     reference, and a value that is not finite from one that was not logged.
     """
-    from ..logs.diagnosis import RunConfiguration, diagnose
-    from ..logs.scalars import read_scalars
+    from ..logs.diagnosis import RunConfiguration, diagnose, read_scalars
 
     if config and beta:
         raise SettingError("--config or --beta", "both", "leave --beta out: the files have it")

@@ -13,7 +13,7 @@ from torch.distributed import ProcessGroup
 from ..core.divergences import Divergence, named
 from ..core.rollout import Rollout
 from ..errors import KernelInputError
-from . import generators, state, tiles_torch
+from . import state, tiles_torch
 from .head import (
     Head,
     Transform,
@@ -308,12 +308,12 @@ def token_statistics(
         >>> from klgrad.kernels import Head, token_statistics
         >>> hidden = torch.tensor([[1.0, 0.0], [0.0, 1.0]], requires_grad=True)  # two tokens, H = 2
         >>> head, ref_head = Head(torch.eye(3, 2)), Head(torch.zeros(3, 2))  # V = 3, and a uniform reference
-        >>> found = token_statistics(hidden, head, torch.tensor([0, 2]), hidden.detach(), ref_head)
-        >>> found.logp.detach()
+        >>> statistics = token_statistics(hidden, head, torch.tensor([0, 2]), hidden.detach(), ref_head)
+        >>> statistics.logp.detach()
         tensor([-0.5514, -1.5514])
-        >>> found.reverse_kl.detach()
+        >>> statistics.reverse_kl.detach()
         tensor([0.1233, 0.1233])
-        >>> found.reverse_kl.sum().backward()
+        >>> statistics.reverse_kl.sum().backward()
         >>> hidden.grad
         tensor([[ 0.2442, -0.1221],
                 [-0.1221,  0.2442]])
@@ -361,7 +361,7 @@ def token_statistics(
         head.transform,
         transforms[0],
         shard,
-        backend_for(policy[0]) if divergence is None or generators.parts_of(divergence) else tiles_torch,
+        backend_for(policy[0]) if divergence is None or tiles_torch.parts_of(divergence) else tiles_torch,
         hopper,
         divergence,
     )
@@ -506,10 +506,10 @@ def from_logits(
         >>> import torch
         >>> from klgrad.kernels import from_logits
         >>> logits = torch.tensor([[2.0, 0.0, 0.0]], requires_grad=True)
-        >>> found = from_logits(logits, torch.tensor([0]), torch.zeros(1, 3))
-        >>> found.reverse_kl.detach(), found.forward_kl.detach()
+        >>> statistics = from_logits(logits, torch.tensor([0]), torch.zeros(1, 3))
+        >>> statistics.reverse_kl.detach(), statistics.forward_kl.detach()
         (tensor([0.4330]), tensor([0.4743]))
-        >>> found.reverse_kl.sum().backward()
+        >>> statistics.reverse_kl.sum().backward()
         >>> logits.grad
         tensor([[ 0.3353, -0.1676, -0.1676]])
     """

@@ -1,6 +1,6 @@
 """Tiles in Triton: one program for each token and slice of the vocabulary, with all sums of a slice in registers.
 
-The formulas are those of `state.py` and `generators.py`; tests compare the two.
+The formulas are those of `state.py` and `tiles_torch.py`; tests compare the two.
 """
 
 from contextlib import nullcontext
@@ -13,8 +13,8 @@ from torch import Tensor
 from ..core.divergences import Divergence
 from ..core.estimators import MAX_EXPONENT
 from . import state
-from .generators import LARGEST_EXPONENT, Kind, parts_of
 from .head import Transform
+from .tiles_torch import LARGEST_EXPONENT, Kind, parts_of
 from .tiling import LARGEST_KEPT, MARKED, CachedLogits, Tile
 
 # pyright: reportCallIssue=false, reportArgumentType=false, reportPossiblyUnboundVariable=false

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ..core.divergences import FORWARD_KL, REVERSE_KL, Divergence, named
 from ..errors import KernelInputError
-from . import generators
+from . import tiles_torch
 from .fused_statistics import all_rows, head_tensors, live_rows
 from .head import Head, check_heads, check_shapes, check_targets
 from .state import BANNED, LOWEST, bregman_terms
@@ -233,7 +233,7 @@ def _summed(a: Tensor, b: Tensor, divergence: Divergence) -> Tensor:
 def _terms(a: Tensor, b: Tensor, divergence: Divergence) -> Tensor:
     """Compute q f(p/q) of each entry: never negative. A KL is infinite where one side bans what the other allows."""
     if divergence not in (REVERSE_KL, FORWARD_KL):
-        return generators.terms(divergence, a, b, a - b)
+        return tiles_torch.terms(divergence, a, b, a - b)
     reverse, forward = bregman_terms(a, b)
     difference = a - b
     if divergence == REVERSE_KL:

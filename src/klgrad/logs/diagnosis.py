@@ -1,29 +1,231 @@
-"""Find the symptoms of `symptoms` in scalar logs of one or several runs."""
+"""Scalar logs of one or several runs, as trainers and their loggers write them, and the symptoms that they show."""
 
+import csv
+import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, combinations, pairwise
+from pathlib import Path
 from statistics import fmean, median, stdev
 
-from ..errors import LogError
+from ..errors import LogError, MissingExtraError
 from ..support import Json
-from .scalars import (
+from .symptoms import (
     COEFFICIENTS,
     FLAT_GROUPS,
     GRADIENTS,
     LENGTHS,
     REWARDS,
+    SYMPTOMS,
     TIMES_BETA,
+    Explanation,
+    Fact,
     KLMetric,
-    ScalarLog,
-    Series,
+    Symptom,
     named,
     reference_kls,
     sampler_kls,
+    threads_of,
     unrecognised_kls,
 )
-from .symptoms import SYMPTOMS, Explanation, Fact, Symptom, threads_of
+
+# Scalar logs: one number per metric and step. A value that was logged and is not finite is kept as it is, and is not
+# the same as a step at which nothing was logged.
+
+STEPS = ("train/global_step", "trainer/global_step", "global_step", "step", "Step", "_step")
+"""Names of the step, the first that a row has. wandb's `_step` counts calls, and may not be that of the trainer."""
+
+TRAINER_STATE = "trainer_state.json"
+EVENTS = "events.out.tfevents.*"
+KINDS = f"{TRAINER_STATE}, a folder with TensorBoard's event files, or a .csv, .json or .jsonl file"
+
+
+@dataclass(frozen=True)
+class Series:
+    """One metric: a value for each step, in ascending order; NaN and infinities are what the run logged."""
+
+    steps: tuple[float, ...]
+    values: tuple[float, ...]
+
+    @property
+    def finite(self) -> "Series":
+        kept = [(s, x) for s, x in zip(self.steps, self.values, strict=True) if math.isfinite(x)]
+        return Series(tuple(s for s, _ in kept), tuple(x for _, x in kept))
+
+    def until(self, step: float) -> "Series":
+        kept = [(s, x) for s, x in zip(self.steps, self.values, strict=True) if s <= step]
+        return Series(tuple(s for s, _ in kept), tuple(x for _, x in kept))
+
+
+@dataclass(frozen=True)
+class ScalarLog:
+    """The metrics of one run by name. `name` is the file or folder, and its run; `form` says who wrote it."""
+
+    name: str
+    form: str
+    series: dict[str, Series]
+
+
+def read_scalars(path: Path) -> list[ScalarLog]:
+    """The runs in a file or folder: one, or those of a table that wandb exported.
+
+    Read are `trainer_state.json`, a folder with it or with checkpoints or with event files of TensorBoard, such a file,
+    a history that wandb exported as CSV or JSON, and JSON lines, as verl's file logger writes them.
+    """
+    if not path.exists():
+        raise LogError("an existing file or folder", str(path), "check the path")
+    if path.is_dir():
+        return _read_folder(path)
+    if ".tfevents." in path.name:
+        return [_of_events([path], path)]
+    readers = {".json": _read_json, ".jsonl": _read_lines, ".ndjson": _read_lines, ".csv": _read_table}
+    if path.suffix.lower() not in readers:
+        raise LogError(KINDS, str(path), "export the run's scalars as CSV or JSON")
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "not text in UTF-8"
+        raise LogError("a log that can be read", f"{path}: {reason}", "check the file") from error
+    return readers[path.suffix.lower()](text, path)
+
+
+def _read_folder(path: Path) -> list[ScalarLog]:
+    states = [path / TRAINER_STATE] if (path / TRAINER_STATE).is_file() else list(path.glob(f"*/{TRAINER_STATE}"))
+    if states:  # each has the whole history up to its checkpoint
+        return read_scalars(max(states, key=lambda state: _global_step(state)))
+    if events := sorted(path.rglob(EVENTS)):
+        return [_of_events(events, path)]
+    others = [x for x in sorted(path.iterdir()) if x.suffix.lower() in (".jsonl", ".csv")]
+    if len(others) == 1:
+        return read_scalars(others[0])
+    received = f"{path} with {len(others)} of them" if others else f"{path} with none of them"
+    raise LogError(KINDS, received, "name the file")
+
+
+def _global_step(state: Path) -> int:
+    try:
+        return int(json.loads(state.read_text(encoding="utf-8"))["global_step"])
+    except (ValueError, KeyError, TypeError):
+        return -1  # a checkpoint that was cut off
+
+
+def _read_json(text: str, path: Path) -> list[ScalarLog]:
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise LogError("a JSON file", f"{path}: {error}", "write it again: it was cut off") from error
+    if isinstance(data, dict) and isinstance(data.get("log_history"), list):
+        return [_build(path, "the Trainer of transformers", _dicts(data["log_history"]))]
+    if isinstance(data, list):
+        return [_build(path, "a history as JSON records", _dicts(data))]
+    if isinstance(data, dict) and data and all(isinstance(column, dict) for column in data.values()):
+        rows: dict[str, Json] = {}
+        for name, column in data.items():
+            for index, value in column.items():
+                rows.setdefault(index, {})[name] = value
+        return [_build(path, "a history as JSON columns", rows.values())]
+    raise LogError("log_history, a list of rows, or columns", f"{path} with others", "export the run's history")
+
+
+def _dicts(rows: list[object]) -> list[Json]:
+    return [row for row in rows if isinstance(row, dict)]
+
+
+def _read_lines(text: str, path: Path) -> list[ScalarLog]:
+    rows: list[Json] = []
+    is_verl = False
+    lines = [(i, line) for i, line in enumerate(text.splitlines(), 1) if line.strip()]
+    for i, line in lines:
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            if i == lines[-1][0] and rows:
+                break  # a run that still writes, or was killed
+            raise LogError("one JSON object per line", f"line {i} of {path}: {error}", "write it again") from error
+        if not isinstance(row, dict):
+            raise LogError("one JSON object per line", f"{type(row).__name__} in line {i} of {path}", "write objects")
+        if isinstance(row.get("data"), dict):  # {"step": 3, "data": {...}}
+            is_verl = True
+            # orjson, with which verl writes, has null for NaN and infinities.
+            data = {name: math.nan if value is None else value for name, value in row["data"].items()}
+            row = {**data, "step": row.get("step")}
+        rows.append(row)
+    return [_build(path, "verl's file logger" if is_verl else "JSON lines", rows)]
+
+
+def _read_table(text: str, path: Path) -> list[ScalarLog]:
+    """A CSV of `run.history()`, or of a panel, whose columns are `RUN - METRIC` with their minima and maxima."""
+    try:
+        rows = list(csv.DictReader(text.splitlines()))
+    except csv.Error as error:
+        raise LogError("a CSV file", f"{path}: {error}", "export it again") from error
+    columns = [name for name in (rows[0] if rows else {}) if name and not name.endswith(("__MIN", "__MAX"))]
+    runs = dict.fromkeys(name.split(" - ", 1)[0] for name in columns if " - " in name)
+    if not runs:
+        return [_build(path, "a history as CSV", rows)]
+    logs = []
+    for run in runs:
+        columns_of_run = {name: name.split(" - ", 1)[1] for name in columns if name.startswith(f"{run} - ")}
+        shared = [name for name in columns if " - " not in name]
+        cut = [
+            {**{x: row[x] for x in shared}, **{metric: row[x] for x, metric in columns_of_run.items()}} for row in rows
+        ]
+        logs.append(_build(path, "a panel of wandb as CSV", cut, run))
+    return logs
+
+
+def _of_events(files: list[Path], path: Path) -> ScalarLog:
+    try:
+        from tensorboard.backend.event_processing.event_file_loader import (  # pyright: ignore[reportMissingImports]
+            EventFileLoader,
+        )
+        from tensorboard.util import tensor_util  # pyright: ignore[reportMissingImports]
+    except ImportError as error:
+        received, remedy = "no such package", "pip install 'klgrad[tensorboard]', or export the scalars as CSV"
+        raise MissingExtraError("tensorboard, to read its event files", received, remedy) from error
+    metrics: dict[str, dict[float, float]] = {}
+    for file in files:
+        for event in EventFileLoader(str(file)).Load():
+            for value in event.summary.value:
+                # The loader turns the scalars of old writers into tensors of one number.
+                array = tensor_util.make_ndarray(value.tensor) if value.HasField("tensor") else None
+                if array is not None and array.size == 1 and array.dtype.kind in "fiu":
+                    metrics.setdefault(value.tag, {})[float(event.step)] = float(array.reshape(()))
+    return _finish(str(path), "TensorBoard", metrics)
+
+
+def _build(path: Path, form: str, rows: Iterable[Json], run: str = "") -> ScalarLog:
+    metrics: dict[str, dict[float, float]] = {}
+    for i, row in enumerate(rows):
+        step = next((x for name in STEPS if (x := _number(row.get(name))) is not None), float(i))
+        for name, value in row.items():
+            if name not in STEPS and (number := _number(value)) is not None:
+                metrics.setdefault(name, {})[step] = number
+    return _finish(f"{path}{f', {run}' if run else ''}", form, metrics)
+
+
+def _finish(name: str, form: str, metrics: dict[str, dict[float, float]]) -> ScalarLog:
+    if not metrics:
+        raise LogError("numbers by step", f"{name} without any", "give the file that has the run's metrics")
+    series = {}
+    for metric, points in metrics.items():
+        steps = sorted(points)
+        series[metric] = Series(tuple(steps), tuple(points[s] for s in steps))
+    return ScalarLog(name, form, series)
+
+
+def _number(value: object) -> float | None:
+    """A number, also as text, as wandb writes "NaN"; None for what is none, and for an empty cell."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    try:
+        return float(value)
+    except ValueError:
+        return None
+
+
+# The symptoms of the runs.
 
 FEWEST = 8
 """Values below which no spread is measured."""

@@ -317,12 +317,8 @@ def estimate_rows(report: Report) -> list[list[str]]:
 
 
 def part_heads(report: LogReport) -> list[str]:
-    return [
-        report.columns.get("by", ""),
-        "completions",
-        "tokens each",
-        *(quantity.head for quantity in _quantities_of(report)),
-    ]
+    heads = [quantity.head for quantity in _quantities_of(report)]
+    return [report.columns.get("by", ""), "completions", "tokens each", *heads]
 
 
 def part_rows(report: LogReport) -> list[list[str]]:
@@ -369,6 +365,7 @@ def to_html(report: LogReport) -> str:
         estimates=[*estimate_rows(report.kl), *([] if report.mismatch is None else estimate_rows(report.mismatch))],
         by=report.columns.get("by"),
         figures=figures_of(report.parts),
+        frame={"width": WIDTH, "height": HEIGHT, "left": LEFT, "right": WIDTH - RIGHT, "bottom": HEIGHT - 8},
         heads=part_heads(report),
         parts=part_rows(report),
     )
@@ -376,8 +373,8 @@ def to_html(report: LogReport) -> str:
 
 # The geometry of the figures of a log's page: quantities by the values of a column, in pixels.
 
-WIDTH, HEIGHT = 640.0, 220.0
-LEFT, RIGHT, TOP, BOTTOM = 64.0, 12.0, 10.0, 30.0
+WIDTH, HEIGHT = 640, 220
+LEFT, RIGHT, TOP, BOTTOM = 64, 12, 10, 30
 
 
 class Point(NamedTuple):
@@ -390,27 +387,18 @@ class Point(NamedTuple):
 
 
 @dataclass(frozen=True)
-class AxisLabel:
-    at: str
-    text: str
-
-
-@dataclass(frozen=True)
 class Figure:
-    """One quantity by the values of a column: SVG paths of the values and of their intervals, and ticks of the axes."""
+    """One quantity by the values of a column: SVG paths of the values and of their intervals, and ticks of the axes.
+
+    A tick is its place along the axis and its label.
+    """
 
     title: str
     line: str
     bars: str
     dots: list[tuple[str, str]]
-    across: list[AxisLabel]
-    up: list[AxisLabel]
-    width: str = f"{WIDTH:g}"
-    height: str = f"{HEIGHT:g}"
-    left: str = f"{LEFT:g}"
-    right: str = f"{WIDTH - RIGHT:g}"
-    base: str = f"{HEIGHT - BOTTOM:g}"
-    bottom: str = f"{HEIGHT - 8:g}"
+    across: list[tuple[str, str]]
+    up: list[tuple[str, str]]
 
 
 def figures_of(parts: list[LogPart]) -> list[Figure]:
@@ -425,16 +413,13 @@ def _points(parts: list[LogPart], quantity: Quantity) -> list[Point]:
     points, name = [], quantity.name
     for part in parts:
         report = part.kl if quantity.report == "kl" else part.mismatch
-        if report is None:
-            continue
         x = float(part.label)  # pyright: ignore[reportArgumentType]  # `figures_of` has looked
-        if name in report.estimates:
+        if report is not None and name in report.estimates:
             estimate = report.estimates[name]
             y, (low, high) = float(estimate.mean), estimate.interval()
             points.append(Point(x, y, *((low, high) if math.isfinite(low) else (y, y))))
-        elif name in report.scalars:
-            y = float(report.scalars[name])
-            points.append(Point(x, y, y, y))
+        elif report is not None and name in report.scalars:
+            points.append(Point(x, *[float(report.scalars[name])] * 3))
     return [point for point in points if math.isfinite(point.y)]
 
 
@@ -454,8 +439,8 @@ def _figure(title: str, points: list[Point]) -> Figure:
         line="M" + "L".join(f"{x} {y}" for x, y in pixels),
         bars="".join(f"M{across(p.x):.1f} {cut(p.low):.1f}V{cut(p.high):.1f}" for p in points if p.high > p.low),
         dots=pixels,
-        across=[AxisLabel(f"{across(x):.1f}", f"{x:g}") for x in sorted({min(xs), xs[len(xs) // 2], max(xs)})],
-        up=[AxisLabel(f"{up(y):.1f}", f"{y:.3g}".replace("-", "−")) for y in _round_values(bottom, top)],
+        across=[(f"{across(x):.1f}", f"{x:g}") for x in sorted({min(xs), xs[len(xs) // 2], max(xs)})],
+        up=[(f"{up(y):.1f}", f"{y:.3g}".replace("-", "−")) for y in _round_values(bottom, top)],
     )
 
 

@@ -169,9 +169,6 @@ def put(x, room, target, row, column, PENDING: gl.constexpr):
 # that is within 1.1e-7 of it, relatively; that of the forward KL is p d² (1 - (1 + d) S(d)), which needs no second
 # polynomial.
 
-# Triton compiles these functions; they are not run as Python.
-# pyright: reportCallIssue=false, reportArgumentType=false, reportOperatorIssue=false
-
 
 @gluon.jit
 def exp(x):
@@ -223,11 +220,6 @@ def logit_gradient(z, z_ref, hit, numbers):
 # The forward pass over two heads: the state of every token and tile of 128 entries, and the targets' logits.
 #
 # No logit is stored unless it is kept for the backward pass; then the two 16-bit numbers of `CachedLogits` are.
-
-# Triton compiles these functions; they are not run as Python.
-# pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false, reportAssignmentType=false
-# pyright: reportAttributeAccessIssue=false, reportOperatorIssue=false, reportIndexIssue=false
-
 
 STAGES, KEEPING_STAGES = 7, 5
 """Steps of the ring; the tiles of kept numbers take the shared memory of two."""
@@ -402,11 +394,6 @@ def sums_kernel(
 
 # The backward pass over two heads: logits are computed again, and the gradient of the policy's logits is stored.
 
-# Triton compiles these functions; they are not run as Python.
-# pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false, reportAssignmentType=false
-# pyright: reportAttributeAccessIssue=false, reportOperatorIssue=false, reportIndexIssue=false
-
-
 GRADIENT_STAGES = 6
 """Steps of the ring; the tile of the gradient takes the shared memory of one."""
 
@@ -520,10 +507,6 @@ def gradient_kernel(
 
 
 # Merge the states of a token's many tiles of 128 entries into a few, and write their `slice_stats`, in Triton.
-
-# Triton compiles the kernel; it is not run as Python.
-# pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
-
 
 GROUPS, TOKENS, PARTS = 8, 32, 16
 """States of a token that are left; tokens of a program; states that it reads at a time."""

@@ -23,7 +23,7 @@ from klgrad.core.divergences import (
 )  # fmt: skip
 from klgrad.errors import KernelInputError, MeaningError
 from klgrad.kernels import fused_statistics, tiles_torch, tiling
-from klgrad.kernels.generators import GeneratorPart, parts_of, terms
+from klgrad.kernels.tiles_torch import GeneratorPart, parts_of, terms
 
 SETTINGS = {
     "plain": {},

@@ -8,7 +8,7 @@ from kernels.cases import agree, budget, check_gradient_of, confident, make
 from tolerances import BFLOAT16, EXACT, KEPT
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from klgrad.kernels import fused_statistics, fused_statistics as function, passes, state, tiles_torch
+from klgrad.kernels import fused_statistics, passes, state, tiles_torch
 from klgrad.kernels.tiling import CachedLogits
 
 OUTPUTS = ("reverse_kl", "forward_kl", "entropy", "logp")
@@ -94,7 +94,7 @@ def test_the_policy_alone():
 def test_half_of_what_was_kept_is_freed_before_the_gradients_need_memory(kept, monkeypatch):
     """The backward pass overwrites the first of an entry's two numbers with its gradient, and reads the second once."""
     storages, freed = [], []
-    room, rest = passes._room, function.gradients
+    room, rest = passes._room, fused_statistics.gradients
 
     def noted(inputs):
         made = room(inputs)
@@ -106,7 +106,7 @@ def test_half_of_what_was_kept_is_freed_before_the_gradients_need_memory(kept, m
         return rest(*given)
 
     monkeypatch.setattr(passes, "_room", noted)
-    monkeypatch.setattr(function, "gradients", looked_at)
+    monkeypatch.setattr(fused_statistics, "gradients", looked_at)
     case = confident(1e-3, tokens=8, vocabulary=104).require_grad()
     case.statistics(budget=budget(case, kept=kept)).reverse_kl.sum().backward()
     assert freed == [False, True]
