@@ -9,8 +9,7 @@ from klgrad import Clip, ImportanceWeighting, KLTerm, Mask, Rollout, Truncate
 from klgrad.errors import MeaningError
 from klgrad.integrations import bound_of
 from klgrad.trl import KLConfig, KLTrainer
-from klgrad.trl.config import fields_of, resolve_config
-from klgrad.trl.config_checks import MeaningWarning, notes
+from klgrad.trl.config import MeaningWarning, fields_of, notes, resolve_config
 from klgrad.trl.kl_trainer import per_token_loss
 
 pytestmark = pytest.mark.filterwarnings("ignore")

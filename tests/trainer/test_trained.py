@@ -14,7 +14,7 @@ from klgrad.audit.subject import as_subject
 from klgrad.enumeration import autoregressive, population, target_gradients
 from klgrad.frameworks.trl import KL_FIELDS_LEFT_OUT, audited_settings, declared
 from klgrad.trl import KLConfig
-from klgrad.trl.config_checks import notes
+from klgrad.trl.config import notes
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

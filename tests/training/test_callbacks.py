@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from klgrad.training.run import Recorder, progress_bar
 from rich.console import Console
 from training.test_checkpoint import unseal
 
 from klgrad.errors import SettingError
-from klgrad.training.callbacks import Recorder, progress_bar
 from klgrad.training.checkpoint import last_complete
 from klgrad.training.run_folder import History
 

@@ -18,7 +18,7 @@ from training.small import SMALL, arguments
 from klgrad.errors import RunError
 from klgrad.training.checkpoint import SEAL, checkpoints, is_complete, is_over, last_complete, rotate
 from klgrad.training.run_folder import in_updates
-from klgrad.trl.state_files import load_parts
+from klgrad.trl.compat import load_parts
 
 pytestmark = [pytest.mark.filterwarnings("ignore")]
 
@@ -285,7 +285,7 @@ def test_no_code_of_a_state_is_executed(tmp_path):
 
 def stopped_and_resumed(run, folder, after, monkeypatch, **settings):
     """By Ctrl-C right after an update."""
-    from klgrad.training.callbacks import Stopping
+    from klgrad.training.run import Stopping
 
     real = Stopping.on_step_end
 

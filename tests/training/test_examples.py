@@ -7,7 +7,7 @@ import yaml
 
 from klgrad.training.data import is_dataset, load_reward
 from klgrad.training.settings import parse
-from klgrad.trl.config_checks import notes
+from klgrad.trl.config import notes
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 RUNS = sorted(EXAMPLES.glob("train-*.yaml"))

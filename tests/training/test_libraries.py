@@ -6,9 +6,9 @@ import warnings
 from typing import Any
 
 import pytest
+from klgrad.training.run import KNOWN, LIBRARIES, SHOW_TRACEBACK, messages_once, refusal
 
 from klgrad.errors import KlgradError, SettingError
-from klgrad.training.libraries import KNOWN, LIBRARIES, SHOW_TRACEBACK, messages_once, refusal
 
 pytestmark = [pytest.mark.filterwarnings("ignore")]
 

@@ -9,7 +9,7 @@ from training.small import arguments
 from klgrad.errors import KlgradError, MeaningError, RunError, SettingError, UnknownNameError
 from klgrad.training.report import formula, objective_lines
 from klgrad.training.settings import code_settings, parse, resume_command
-from klgrad.trl.config_checks import MeaningWarning
+from klgrad.trl.config import MeaningWarning
 
 # Flags over a file over a preset over TRL; what cannot be understood is named with its nearest.
 
@@ -375,7 +375,7 @@ def test_what_to_type_is_said_after_a_stop(run, tmp_path, monkeypatch):
     def interrupted(self):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("klgrad.training.callbacks.Recorder.evaluate_on_schedule", interrupted)
+    monkeypatch.setattr("klgrad.training.run.Recorder.evaluate_on_schedule", interrupted)
     status, text = run("train", "run", reward="mine.py:one", eval_size=0, max_steps=2)
     assert status == 130
     assert "klgrad train --output_dir run --resume --reward mine.py:one" in " ".join(text.split())

@@ -14,8 +14,7 @@ from safetensors.torch import load_file, save_file
 from ..errors import RunError
 from ..support import Model, write_whole
 from ..trl import KLTrainer
-from ..trl.compat import checkpoint_folder, load_weights, save_in_one_piece
-from ..trl.state_files import load_parts, save_parts
+from ..trl.compat import checkpoint_folder, load_parts, load_weights, save_in_one_piece, save_parts
 
 REFERENCE = "klgrad_reference.safetensors"
 """The reference, in a checkpoint of a run in which it moves (`sync_ref_model`)."""

@@ -3,10 +3,13 @@
 import copy
 import itertools
 import math
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy
 import torch
 from accelerate import Accelerator
 from torch import Tensor
@@ -19,7 +22,33 @@ from ..trl import KLTrainer
 from ..trl.compat import decode, generate, generating_by, padded, tokenize_prompts
 from ..trl.scorer import gather_rows
 from .data import EvaluationSet, Reward, arguments, values_of
-from .libraries import apart_from_rng
+
+
+@contextmanager
+def apart_from_rng(seed: int) -> Iterator[None]:
+    """Seed the generators of Python, NumPy and torch inside the block, and restore their states after it.
+
+    Example:
+        >>> random.seed(0)
+        >>> with apart_from_rng(seed=1):
+        ...     inside = random.random()
+        >>> first = random.random()
+        >>> random.seed(0)
+        >>> first == random.random()
+        True
+    """
+    python, arrays = random.getstate(), numpy.random.get_state()
+    device = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+    with torch.random.fork_rng(device):
+        random.seed(seed)
+        numpy.random.seed(seed % 2**32)
+        torch.manual_seed(seed)
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            numpy.random.set_state(arrays)
+
 
 SAMPLES = 3
 """Completions of each set that an evaluation keeps: of its first prompts, so that evaluations can be compared."""

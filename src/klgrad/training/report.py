@@ -13,11 +13,12 @@ from rich.text import Text
 from ..audit import AuditResult, audit
 from ..audit.sentences import summary
 from ..frameworks.trl import audited_settings, declared
+from ..integrations import needs_no_weights
 from ..kernels import make_plan
 from ..models import EMBEDDED, SOURCE
 from ..support import Json, text_table
 from ..trl import KLConfig
-from ..trl.config_checks import needs_no_weights, notes, stale
+from ..trl.config import notes, stale
 from . import run_folder
 from .build import Models
 from .checkpoint import checkpoints, last_complete, step_of

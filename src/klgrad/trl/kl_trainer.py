@@ -30,6 +30,7 @@ from .compat import (
     ContractError,
     GenerationState,
     LossSinceLog,
+    Parts,
     Pass,
     PassCapture,
     Result,
@@ -41,18 +42,18 @@ from .compat import (
     has_adapters,
     lend_beta,
     load_model,
+    load_parts,
     log_metrics,
     model_name,
     reference_loaded_from,
+    save_parts,
     shuffle_with,
     token_weights,
 )
-from .config import KLConfig, TRLObjective, resolve_config
-from .config_checks import teachers_of
+from .config import KLConfig, TRLObjective, resolve_config, teachers_of
 from .contract import check_contract, warn_of_cudnn_attention
 from .metrics import KLMetrics
 from .scorer import PromptNumbers, Scorer, gather_rows, shuffle_groups
-from .state_files import Parts, load_parts, save_parts
 
 # The KL as parts of a loss: per token, for TRL to reduce, or summed.
 
