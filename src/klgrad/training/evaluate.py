@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ..core.result import Estimate, proportion_interval, ratio_of_means
 from ..core.rollout import Rollout
+from ..integrations import lend
 from ..reports import KLSums, Report
 from ..support import Json
 from ..trl import KLTrainer
@@ -139,16 +140,13 @@ class Evaluator:
     def sample(self, trainer: KLTrainer, rows: list[Json], column: str = "prompt") -> list[list[int]]:
         """Generate as the trainer does, with or without vLLM, after the prompts of a column."""
         prompts = tokenize_prompts(trainer, [row[column] for row in rows])
-        before = getattr(trainer, "generation_config", None)
-        if self.greedy and before is not None:
-            trainer.generation_config = greedy = copy.deepcopy(before)
-            greedy.do_sample = False
-            greedy.temperature = greedy.top_p = greedy.top_k = greedy.min_p = None
-        try:
+        if not self.greedy:
             return generate(trainer, prompts)
-        finally:
-            if before is not None:
-                trainer.generation_config = before
+        greedy = copy.deepcopy(trainer.generation_config)
+        greedy.do_sample = False
+        greedy.temperature = greedy.top_p = greedy.top_k = greedy.min_p = None
+        with lend(trainer, generation_config=greedy):
+            return generate(trainer, prompts)
 
     def scores(self, trainer: KLTrainer, rows: list[Json], completions: list[list[int]]) -> list[float]:
         """The rewards of all processes' completions; none without reward functions."""

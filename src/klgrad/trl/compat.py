@@ -34,6 +34,7 @@ from trl.trainer.utils import (
 )
 
 from ..errors import KlgradError, RunError
+from ..integrations import lend
 from ..kernels import TokenStatistics
 from ..support import Json, Model, write_whole
 
@@ -87,7 +88,7 @@ class GenerationState:
         self._trainer = trainer
 
     def state_dict(self) -> Json:
-        """The state between two updates; lists that change later are copied."""
+        """The state between two updates."""
         trainer: Any = self._trainer
         adaptive = trainer.use_adaptive_entropy
         every = trainer.args.steps_per_generation * trainer.num_iterations
@@ -97,7 +98,7 @@ class GenerationState:
             "total_tokens": trainer._total_train_tokens,
             "tokens_seen": trainer.state.num_input_tokens_seen,
             "entropy": [trainer.entropy_coef, trainer._last_world_entropy] if adaptive else None,
-            "metrics": {name: list(values) for name, values in trainer._metrics["train"].items()},
+            "metrics": dict(trainer._metrics["train"]),
             "buffer": None if is_used_up else trainer._buffered_inputs,
         }
 
@@ -108,7 +109,7 @@ class GenerationState:
         if state["entropy"] is not None:
             trainer.entropy_coef, trainer._last_world_entropy = state["entropy"]
         trainer._metrics["train"].clear()
-        trainer._metrics["train"].update({name: list(values) for name, values in state["metrics"].items()})
+        trainer._metrics["train"].update(state["metrics"])
         trainer._buffered_inputs = state["buffer"]
 
 
@@ -121,17 +122,12 @@ class LossSinceLog:
         self._trainer = trainer
 
     def state_dict(self) -> Json:
-        """Empty before training has begun. The loss is added to in place, so it is copied."""
-        state = {name: getattr(self._trainer, name) for name in self.NAMES if hasattr(self._trainer, name)}
-        return {name: _copied(value) for name, value in state.items()}
+        """Empty before training has begun."""
+        return {name: getattr(self._trainer, name) for name in self.NAMES if hasattr(self._trainer, name)}
 
     def load_state_dict(self, state: Json) -> None:
         for name, value in state.items():
-            setattr(self._trainer, name, _copied(value))
-
-
-def _copied(value: object) -> object:
-    return value.clone() if isinstance(value, Tensor) else value
+            setattr(self._trainer, name, value)
 
 
 # State that TRL's checkpoints leave out, in one file per process beside the checkpoint.
@@ -141,7 +137,7 @@ def _copied(value: object) -> object:
 
 
 class Checkpointed(Protocol):
-    """A part of a trainer that survives a checkpoint; the state is plain data and tensors, and is not changed later."""
+    """A part of a trainer that survives a checkpoint; the state is plain data and tensors."""
 
     def state_dict(self) -> Json:
         """The state between two updates."""
@@ -374,12 +370,8 @@ def reference_loaded_from(name: str, model: Model, args: GRPOConfig) -> Iterator
     TRL loads the reference by the name in the model's configuration, with `model_init_kwargs`. These belong to the
     model (for example a revision), and it is loaded already; TRL takes dtype and attention over from it.
     """
-    before, how = model.config._name_or_path, args.model_init_kwargs
-    model.config._name_or_path, args.model_init_kwargs = name, None
-    try:
+    with lend(model.config, _name_or_path=name), lend(args, model_init_kwargs=None):
         yield
-    finally:
-        model.config._name_or_path, args.model_init_kwargs = before, how
 
 
 def add_reference(trainer: GRPOTrainer, name: str, args: GRPOConfig) -> Model:
@@ -458,14 +450,9 @@ def generate(trainer: GRPOTrainer, prompt_ids: Rows) -> Rows:
     return trainer._generate_single_turn(prompt_ids, None, {}, 1)[0]
 
 
-@contextmanager
-def generating_by(trainer: GRPOTrainer, model: Model) -> Iterator[None]:
+def generating_by(trainer: GRPOTrainer, model: Model) -> AbstractContextManager[None]:
     """While the context lasts, TRL generates by this model, without vLLM."""
-    before, trainer.model_wrapped = trainer.model_wrapped, model
-    try:
-        yield
-    finally:
-        trainer.model_wrapped = before
+    return lend(trainer, model_wrapped=model)
 
 
 def decode(trainer: GRPOTrainer, completion_ids: Rows) -> list[str]:
@@ -496,15 +483,9 @@ def padded_mask(trainer: GRPOTrainer, mask: Rows) -> Tensor:
     return pad(rows, padding_value=0, padding_side="right").to(trainer.accelerator.device)
 
 
-@contextmanager
-def shuffle_with(shuffle: Callable[[Batch], Batch]) -> Iterator[None]:
+def shuffle_with(shuffle: Callable[[Batch], Batch]) -> AbstractContextManager[None]:
     """While TRL splits a generation batch into micro-batches, let `shuffle` order its rows instead of TRL."""
-    module: Any = grpo_trainer
-    before, module.shuffle_sequence_dict = module.shuffle_sequence_dict, shuffle
-    try:
-        yield
-    finally:
-        module.shuffle_sequence_dict = before
+    return lend(grpo_trainer, shuffle_sequence_dict=shuffle)
 
 
 # Log-probs of completions by TRL's forward pass, and TRL's loss, with the forward pass that it asks for captured.
@@ -568,17 +549,10 @@ class PassCapture:
         return answer(own)
 
 
-@contextmanager
-def loss_leaves_no_trace(trainer: object) -> Iterator[None]:
+def loss_leaves_no_trace(trainer: object) -> AbstractContextManager[None]:
     """Lend a loss of TRL copies of what it changes beside its value: metrics, and the adaptive entropy's state."""
-    before = {name: getattr(trainer, name) for name in CHANGED_BY_A_LOSS if hasattr(trainer, name)}
-    for name, value in before.items():
-        setattr(trainer, name, copy.deepcopy(value))
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            setattr(trainer, name, value)
+    changing = [name for name in CHANGED_BY_A_LOSS if hasattr(trainer, name)]
+    return lend(trainer, **{name: copy.deepcopy(getattr(trainer, name)) for name in changing})
 
 
 def token_weights(trainer: GRPOTrainer, capture: PassCapture, model: Model, batch: Batch, like: Tensor) -> Tensor:
@@ -616,15 +590,10 @@ def token_weights(trainer: GRPOTrainer, capture: PassCapture, model: Model, batc
 # `beta`: 0 in a `KLTrainer`, so that TRL's own KL is off, except where TRL's code has to see that there is a reference.
 
 
-@contextmanager
-def lend_beta(owner: GRPOTrainer | GRPOConfig, value: float) -> Iterator[None]:
+def lend_beta(owner: GRPOTrainer | GRPOConfig, value: float) -> AbstractContextManager[None]:
     """While the context lasts, TRL sees this `beta`.
 
     A `GRPOConfig` with one above 0 makes TRL load and prepare a reference when it sets up a trainer, and a trainer
     with one makes TRL score completions by it.
     """
-    owner.beta = value
-    try:
-        yield
-    finally:
-        owner.beta = 0.0
+    return lend(owner, beta=value)

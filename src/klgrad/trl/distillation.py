@@ -9,7 +9,7 @@ from trl.trainer.distillation_trainer import DistillationTrainer as TRLDistillat
 
 from ..kernels import Head, token_statistics
 from ..support import Model
-from .contract import check_distillation, loss_with
+from .contract import check_distillation, divergence_by
 from .scorer import compare_head, head_of, some_tokens
 
 
@@ -106,7 +106,8 @@ class DistillationTrainer(TRLDistillationTrainer):
         return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
 
     def _compute_loss(self, unwrapped_student: Any, inputs: Any, num_items_in_batch: Any) -> Any:
-        return loss_with(self._divergence, self, unwrapped_student, inputs, num_items_in_batch)
+        with divergence_by(self._divergence):
+            return super()._compute_loss(unwrapped_student, inputs, num_items_in_batch)
 
     def _divergence(
         self,

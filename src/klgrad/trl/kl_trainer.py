@@ -20,7 +20,7 @@ from ..core.result import KLResult
 from ..core.rollout import Rollout, checked_at_the_end
 from ..core.term import KLTerm
 from ..errors import KernelInputError, MeaningError, RunError
-from ..integrations import token_values
+from ..integrations import lend, token_values
 from ..models import resolve_embedded
 from ..support import Json, Model
 from .compat import (
@@ -383,17 +383,14 @@ class KLTrainer(GRPOTrainer):
         functions, weights = as_list(reward_funcs), args.reward_weights
         check_weights(weights, functions)
         rewards = functions or [no_reward]
-        args.reward_weights = list(weights or [1.0] * len(rewards))
+        weights = list(weights or [1.0] * len(rewards))
         if self._has_kl_reward:
-            rewards = [*rewards, KLReward()]
-            args.reward_weights.append(-args.kl_coef)
+            rewards, weights = [*rewards, KLReward()], [*weights, -args.kl_coef]
         if classes := as_list(kwargs.get("reward_processing_classes")):
             kwargs = {**kwargs, "reward_processing_classes": [*classes, *[None] * (len(rewards) - len(functions))]}
-        try:
-            with lend_beta(args, float(self.has_reference)), as_reference(model, args, kwargs) as (named, given):
-                super().__init__(named, reward_funcs=[*rewards], args=args, **given)
-        finally:
-            args.reward_weights = weights
+        lent = lend(args, reward_weights=weights, beta=float(self.has_reference))
+        with lent, as_reference(model, args, kwargs) as (named, given):
+            super().__init__(named, reward_funcs=[*rewards], args=args, **given)
         self.beta = 0.0
         if len(self.reward_funcs) > len(rewards) and no_reward in self.reward_funcs:  # an environment has a reward
             index = self.reward_funcs.index(no_reward)
