@@ -18,7 +18,7 @@ class Stock(GRPOTrainer):
 
 
 class Dropped(tiny.LeavesTheKLOut, Stock):
-    """Without its KL, so that both looks at the gradient are taken."""
+    """Without its KL."""
 
 
 class Masked(Dropped):

@@ -84,17 +84,3 @@ def test_a_loss_of_the_zoo_is_reduced_like_a_term(case, tmp_path):
     cell = tiny.trained(KLTrainer, KLConfig, tmp_path / "cell", kl_coef=BETA, kl_cell="k2-loss", **REDUCED[case])
     SAME_STEPS.check(torch.tensor(tiny.logged(cell, "grad_norm")), torch.tensor(tiny.logged(term, "grad_norm")))
     SAME_STEPS.check(tiny.weights(cell), tiny.weights(term))
-
-
-def test_a_leave_one_out_loss_of_the_zoo_has_whole_groups_in_each_micro_batch(tmp_path):
-    given = {"gradient_accumulation_steps": 2, "kl_coef": BETA, "kl_reduction": "sequence"}
-    seen = []
-
-    class Watched(KLTrainer):
-        def _compute_loss(self, model, inputs):
-            seen.append(inputs["group"].tolist())
-            return super()._compute_loss(model, inputs)
-
-    trainer = tiny.trained(Watched, KLConfig, tmp_path, kl_cell="k1-reward-leave-one-out", **given)
-    for group in seen:
-        assert all(group.count(number) == trainer.num_generations for number in set(group))

@@ -74,7 +74,7 @@ def test_weights_that_deepspeed_spreads(monkeypatch, tmp_path):
 @pytest.mark.many
 @pytest.mark.parametrize("beta", ["0.0", "0.3"])
 def test_the_callback_reports_on_the_completions_of_all_processes(beta, tmp_path):
-    """Also where the loss leaves the KL out: then all processes take the second look at its gradient together."""
+    """Also where the loss leaves the KL out; all processes look at its gradient together."""
     from klgrad.logs import examine
 
     script = SCRIPT.with_name("callback_of_several.py")

@@ -7,12 +7,12 @@ import random
 import numpy
 import pytest
 import torch
-from klgrad.training.run import evaluation_line
 
 from klgrad.errors import MeaningError, SettingError
 from klgrad.support import finite
 from klgrad.training.evaluate import SAMPLES, _mean, apart_from_rng as apart
 from klgrad.training.report import score
+from klgrad.training.run import evaluation_line
 from klgrad.trl.compat import tokenize_prompts
 
 pytestmark = [pytest.mark.filterwarnings("ignore")]

@@ -68,7 +68,8 @@ def test_a_dry_run_says_what_and_how_much(model, tmp_path):
             {"kl_placement": "reward"},
             [
                 "β differs from prompt to prompt",
-                "reverse KL, whole completions, mean over the tokens of 8 completions, divided by the spread of the group",
+                "on fresh samples: reverse KL, whole completions",
+                "mean over the tokens of 8 completions, divided by the spread of the group",
             ],
         ),
         ({"kl_cell": "k1-loss"}, ["on fresh samples: nothing: ref has no effect"]),
