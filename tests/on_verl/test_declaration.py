@@ -19,6 +19,9 @@ def test_the_defaults_are_a_term():
     found = read_declaration(small())
     assert found.term == KLTerm()
     assert (found.coef, found.placement, found.in_advantage) == (0.05, "loss", False)
+    assert found == VerlObjective() == term_of({}) == term_of({"influence_bound": None, "target": None})
+    with pytest.raises(KlgradError):
+        VerlObjective(placement="nowhere")
 
 
 def test_every_field_of_a_term_can_be_declared():
@@ -37,11 +40,6 @@ def test_every_field_of_a_term_can_be_declared():
     assert read_declaration(small(klgrad=node)).term == KLTerm(
         estimator="k1_k3", discount=0.5, baseline="leave_one_out", influence_bound=3.0, weighting=weighting
     )
-
-
-def test_a_bound_and_a_target_may_be_none():
-    found = read_declaration(small(klgrad={"influence_bound": None, "target": None}))
-    assert (found.term, found) == (KLTerm(), VerlObjective())
 
 
 def test_the_default_bound_is_that_of_the_trainer_on_trl():
@@ -241,12 +239,6 @@ def test_a_declaration_tells_what_it_is():
     assert said.startswith("reverse-token-k1 in the loss, β=0.05 at first, for 2 nats per sequence: ∇ KL(π‖ref)")
     assert "reduced as loss_agg_mode" in said
     assert "summed over the sequence" in str(term_of({"reduction": "sequence"}))
-
-
-def test_settings_have_no_default_that_is_refused():
-    assert VerlObjective() == term_of({})
-    with pytest.raises(KlgradError):
-        VerlObjective(placement="nowhere")
 
 
 def test_the_teachers_top_k_are_declared():

@@ -173,9 +173,7 @@ def test_an_error_inside_the_loss_is_not_hidden():
 def test_a_second_forward_pass_inside_the_loss_is_trls_own(other, tmp_path, monkeypatch):
     """It gets the log-probs of what it asks about, and not those of the policy."""
     trainer = tiny.trainer(KLTrainer, KLConfig, tmp_path, max_steps=1)
-    with torch.no_grad():
-        for parameter in trainer.ref_model.parameters():
-            parameter.mul_(1.5)
+    tiny.move_reference(trainer)
     real, seen = GRPOTrainer._compute_loss, []
 
     def twice(self, model, inputs):

@@ -136,9 +136,7 @@ def test_an_update_is_logged_as_a_whole(tmp_path):
     for name, rows, steps in (("one", 16, 1), ("four", 4, 4)):
         settings = {"per_device_train_batch_size": rows, "gradient_accumulation_steps": steps}
         trainer = made(tmp_path / name, **common, **settings)
-        with torch.no_grad():  # far enough from its reference to have something to log
-            for parameter in trainer.ref_model.parameters():
-                parameter.mul_(1.5)
+        tiny.move_reference(trainer)
         trainer.train()
         logged = {
             k: v for k, v in trainer.state.log_history[0].items() if k.startswith(("kl/", "length/", "log_ratio"))
@@ -322,9 +320,7 @@ def test_the_config_is_left_as_it_was(tmp_path):
 
 def test_a_kl_that_does_not_start_at_zero_is_told_of(tmp_path):
     trainer = made(tmp_path, max_steps=1)
-    with torch.no_grad():
-        for parameter in trainer.ref_model.parameters():
-            parameter += 0.1 * torch.randn_like(parameter)
+    tiny.move_reference(trainer)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         trainer.train()

@@ -7,7 +7,6 @@ import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy
 import torch
@@ -153,8 +152,7 @@ class Evaluator:
         if not self.rewards:
             return []
         values = torch.tensor(self._rewards(trainer, rows, completions), device=trainer.accelerator.device)
-        every: Any = trainer.accelerator.gather(values)
-        return every.tolist()
+        return gather_rows(trainer.accelerator, {"reward": values})[0]["reward"].tolist()
 
     def _rewards(self, trainer: KLTrainer, rows: list[Json], completions: list[list[int]]) -> list[float]:
         texts = decode(trainer, completions)
@@ -253,8 +251,8 @@ def overlap(trainer: KLTrainer, rows: list[Json], completions: list[list[int]]) 
     mask = batch["completion_mask"]
     assert student.entries_logp is not None  # it was asked for
     masses = [(x.exp().sum(-1) * mask).sum(-1) for x in (student.entries_logp, teacher.logp)]
-    every: Any = trainer.accelerator.gather(torch.stack([*masses, mask.sum(-1).to(masses[0].dtype)], 1))
-    return every.T
+    local = torch.stack([*masses, mask.sum(-1).to(masses[0].dtype)], 1)
+    return gather_rows(trainer.accelerator, {"masses": local})[0]["masses"].T
 
 
 def _kl(report: Report) -> Json:

@@ -34,6 +34,7 @@ from .compat import (
     Pass,
     PassCapture,
     Result,
+    Rows,
     Sampled,
     add_reference,
     attention_of,
@@ -414,7 +415,7 @@ class KLTrainer(GRPOTrainer):
 
     # Score
 
-    def _prepare_inputs(self, generation_batch: Any) -> Any:
+    def _prepare_inputs(self, generation_batch: list[Json]) -> Batch:
         self.prompt_numbers.check(generation_batch)
         if not self.objective.needs_groups:
             return super()._prepare_inputs(generation_batch)
@@ -462,7 +463,7 @@ class KLTrainer(GRPOTrainer):
         return batch
 
     def _calculate_rewards(
-        self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any, *args: Any
+        self, inputs: object, prompts: object, completions: object, completion_ids_list: Rows, *args: object
     ) -> Tensor:
         rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list, *args)
         if self._has_kl_reward:  # a completion that no reward scored must not be scored by its KL
