@@ -6,7 +6,7 @@ from typer.testing import CliRunner
 
 from klgrad.cli import app
 from klgrad.training.build import models_of
-from klgrad.training.report import _on_hub, completions_in_mean, estimate, objective_lines
+from klgrad.training.report import completions_in_mean, estimate, name_on_hub, objective_lines
 from klgrad.training.settings import parse
 
 pytestmark = [pytest.mark.filterwarnings("ignore")]
@@ -26,7 +26,7 @@ def invoke(*given):
     ],
 )
 def test_the_base_model_for_the_hub(name, base):
-    assert _on_hub(name) == base
+    assert name_on_hub(name) == base
 
 
 @pytest.fixture

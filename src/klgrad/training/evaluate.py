@@ -110,9 +110,9 @@ class Evaluator:
             ]
             if rewards:
                 scores[task.domain] += rewards
-                sets[task.name] = {"domain": task.domain, **_mean(rewards)}
+                sets[task.name] = {"domain": task.domain, **mean_reward(rewards)}
         report = sums.report()
-        domains = {name: _mean(values) for name, values in scores.items() if values}
+        domains = {name: mean_reward(values) for name, values in scores.items() if values}
         kl = None if self.greedy else _kl(report)  # greedy completions are not samples of π, so they give no estimate
         length = float(report.scalars["length/mean"])
         return {"sets": sets, "domains": domains, "kl": kl, "length": length, "samples": samples}
@@ -230,7 +230,7 @@ class TeacherComparison:
                     self.kept[key] = [decoded.sample(trainer, rows, column) for rows in shares]
                 for rows, local, completions in zip(steps(trainer, task), shares, self.kept[key], strict=True):
                     rewards[task.domain] += evaluator.scores(trainer, local, completions)[: len(rows)]
-            results[how] = {domain: _mean(values) for domain, values in rewards.items() if values}
+            results[how] = {domain: mean_reward(values) for domain, values in rewards.items() if values}
         return results
 
 
@@ -300,7 +300,7 @@ def rollout(trainer: KLTrainer, local_rows: list[Json], completions: list[list[i
     return Rollout(**{name: x[:rows] for name, x in gather_rows(trainer.accelerator, local)[0].items()})
 
 
-def _mean(values: list[float]) -> Json:
+def mean_reward(values: list[float]) -> Json:
     """Mean reward with its standard error and 95% interval over prompts.
 
     Rewards of 0 and 1 have Wilson's interval, others that of Student's t, which is nan for one prompt like the error.

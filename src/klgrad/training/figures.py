@@ -62,7 +62,7 @@ def render_figure(runs: list[RunHistory], *kinds: str) -> list[bytes]:
             zip(("reward", "kl", "frontier", "length"), figure.subplots(2, 2).flat, strict=True)
         )
         for run, colour in zip(runs, _colours(len(runs)), strict=True):
-            _draw_run(axes, run, colour)
+            draw_run(axes, run, colour)
         _label(axes)
         _legend(figure, runs)
         return [content(figure, kind) for kind in kinds]
@@ -78,7 +78,7 @@ def _colours(runs: int) -> list[str]:
     return [to_hex(colormaps["turbo"](i / (runs - 1))) for i in range(runs)]
 
 
-def _draw_run(axes: dict[str, Axes], run: RunHistory, colour: str) -> None:
+def draw_run(axes: dict[str, Axes], run: RunHistory, colour: str) -> None:
     trained, evaluated = training(run.rows), evaluations(run.rows)
     plain: Json = {"color": colour}
     thin = {**plain, "linewidth": 0.8, "alpha": 0.6}

@@ -406,7 +406,7 @@ CARD = "README.md"
 
 def model_card(settings: RunSettings, models: Models, summary: Json | None = None) -> str:
     """`README.md` of a run, with the metadata that the hub reads, and with its results if it is finished."""
-    base, rescaled, run = _on_hub(models.name), scaling(settings), settings.run
+    base, rescaled, run = name_on_hub(models.name), scaling(settings), settings.run
     lines = [
         "---",
         "library_name: transformers",
@@ -431,7 +431,7 @@ def model_card(settings: RunSettings, models: Models, summary: Json | None = Non
     return "\n".join(lines)
 
 
-def _on_hub(name: str) -> str | None:
+def name_on_hub(name: str) -> str | None:
     """The name on the hub of a model, without what was done to its layers; None for a folder."""
     base = name.partition(" with ")[0].partition(":")[0]
     if base == EMBEDDED:
