@@ -109,13 +109,6 @@ REFUSED = {
     "nothing declared": ({"klgrad": None}, "add +klgrad.coef=0.05"),
     "negative": ({"klgrad": {"coef": -1}}, "`klgrad.coef` >= 0; received -1"),
     "no number": ({"klgrad": {"coef": "much"}}, "`klgrad.coef` as a finite number; received 'much', a str"),
-    **{
-        f"no {name}": ({"klgrad": {name: None}}, f"`klgrad.{name}` as a {kind}; received None")
-        for name, kind in {"coef": "finite number", "discount": "finite number", "horizon": "whole number"}.items()
-    },
-    "target": ({"klgrad": {"target": 0}}, "`klgrad.target` > 0; received 0"),
-    "target without β": ({"klgrad": {"target": 1.0, "coef": 0}}, "0 would stay 0"),
-    "part of an update": ({"klgrad": {"horizon": 1.5}}, "`klgrad.horizon` as a whole number"),
     "bound": ({"klgrad": {"ratio_bound": "truncate"}}, "`klgrad.ratio_bound` as truncate:MAX"),
     "word": ({"klgrad": {"placement": "reward"}}, "`klgrad.placement` loss or advantage; received 'reward'"),
     "contradiction of the term": ({"klgrad": {"level": "token", "discount": 0.5}}, "discount=0.5"),
