@@ -38,7 +38,7 @@ GPU_TESTS = (
     "tests/kernels/test_gpu.py",
     "tests/kernels/test_hopper_gpu.py",
     "tests/trainer/test_gpu.py",
-    "tests/trainer/test_attention.py",
+    "tests/trainer/test_contract.py",
 )
 """Files with tests that are marked `gpu`. Other files need packages that a machine with a GPU may not have."""
 PARTS = ("tests", "kernels", "model", "runs")

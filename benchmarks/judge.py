@@ -7,7 +7,7 @@ import torch
 
 from klgrad.core.rollout import Rollout
 from klgrad.reports import KLSums
-from klgrad.training.libraries import apart_from_rng as apart
+from klgrad.training.evaluate import apart_from_rng as apart
 from klgrad.trl.compat import generate, padded, tokenize_prompts
 
 

@@ -11,36 +11,37 @@ TARGET = 5
 """The token that `reward` counts."""
 
 
-@cache
-def folder(layers=2, hidden=32, words=None):
+def save(folder, words, tokenizer, **shape):
+    """Write a random Llama and its tokenizer."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    made = tempfile.mkdtemp(prefix="klgrad-tiny-")
-    config = LlamaConfig(
-        vocab_size=words or len(WORDS),
-        hidden_size=hidden,
-        intermediate_size=2 * hidden,
-        num_hidden_layers=layers,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        pad_token_id=0,
-        eos_token_id=1,
-        bos_token_id=None,
-    )
+    common = {"num_attention_heads": 2, "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": None}
     torch.manual_seed(0)
-    LlamaForCausalLM(config).save_pretrained(made)
-    tokenizer().save_pretrained(made)
+    LlamaForCausalLM(LlamaConfig(vocab_size=words, **common, **shape)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def tokenizer_of(words, unknown, *splits):
+    """A tokenizer of words between spaces, which the further `splits` divide."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    by_word = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token=unknown))
+    by_word.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), *splits])
+    return PreTrainedTokenizerFast(tokenizer_object=by_word, pad_token="<pad>", eos_token="<end>")
+
+
+@cache
+def folder(layers=2, hidden=32, words=None):
+    made = tempfile.mkdtemp(prefix="klgrad-tiny-")
+    shape = {"hidden_size": hidden, "intermediate_size": 2 * hidden, "num_hidden_layers": layers}
+    save(made, words or len(WORDS), tokenizer(), num_key_value_heads=2, **shape)
     return made
 
 
 @cache
 def tokenizer():
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    by_word = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="w0"))
-    by_word.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(tokenizer_object=by_word, pad_token="<pad>", eos_token="<end>")
+    return tokenizer_of(WORDS, "w0")
 
 
 def prompts(rows=64):
@@ -98,6 +99,13 @@ class LeavesTheKLOut:
             return super()._compute_loss(model, inputs)  # pyright: ignore[reportAttributeAccessIssue]
         finally:
             self.beta = beta
+
+
+def move_reference(trainer):
+    """Away from the policy, so that there is a KL."""
+    with torch.no_grad():
+        for parameter in trainer.ref_model.parameters():
+            parameter.mul_(1.5)
 
 
 def weights(trained):

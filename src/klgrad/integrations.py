@@ -1,7 +1,8 @@
 """What the integrations into TRL and verl share: the declared KL with its checks, β, and KL values to report."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from functools import cache, cached_property
 from inspect import get_annotations
@@ -156,6 +157,19 @@ def refuse_if(is_wrong: object, expected: str, received: str, remedy: str) -> No
     """Raise a `MeaningError`, unless all is well."""
     if is_wrong:
         raise MeaningError(expected, received, remedy)
+
+
+@contextmanager
+def lend(owner: object, **values: object) -> Iterator[None]:
+    """While the context lasts, these attributes of an object of another library, or of a module, have these values."""
+    before = {name: getattr(owner, name) for name in values}
+    try:
+        for name, value in values.items():
+            setattr(owner, name, value)
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(owner, name, value)
 
 
 def needs_no_weights(term: KLTerm) -> bool:

@@ -1,6 +1,8 @@
 """klgrad's trainers as verl builds them: the reference is loaded without verl's own KL, and β is in the checkpoints."""
 # pyright: reportMissingImports=false
 
+from pathlib import Path
+
 import pytest
 import tiny
 from on_verl.configuration import HAS_TRAINERS, composed
@@ -104,3 +106,37 @@ def test_beta_is_kept_in_the_checkpoint(tmp_path):
     assert fresh.value == 0.7
     config["trainer"] |= {"resume_mode": "resume_path", "resume_from_path": "elsewhere/global_step_3"}
     assert str(declaration.step_folder(config, 3)) == "elsewhere/global_step_3"
+
+
+# The configurations of `examples/verl`, composed and checked by verl's own code.
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "verl"
+FILES = sorted(path.stem for path in EXAMPLES.glob("*.yaml"))
+
+
+def loaded(name):
+    import hydra
+
+    with hydra.initialize_config_dir(str(EXAMPLES), version_base=None):
+        return hydra.compose(name, overrides=[f"actor_rollout_ref.model.path={tiny.folder()}"])
+
+
+EXPECTED = {
+    "distillation": "reverse-token-k1-prefix-ratio-truncate2",
+    "multi_node": "reverse-sequence-k1-prefix-ratio-truncate2",
+}
+
+
+@pytest.mark.slow
+@needs_trainers
+@pytest.mark.parametrize("name", FILES)
+def test_verl_builds_the_trainer_of_an_example(name):
+    from klgrad.verl.trainers import KLTrainerSync
+
+    assert list(EXPECTED) == FILES
+    trainer = KLTrainerSync(loaded(name))
+    trainer._init_resource_pool_mgr()
+    assert trainer.use_reference_policy == (name == "multi_node")
+    assert trainer.declaration.term.name == EXPECTED[name]
+    if name == "multi_node":  # workers of two nodes
+        assert trainer.resource_pool_manager.resource_pool_spec["global_pool"] == [8, 8]

@@ -6,6 +6,7 @@ from papers.made_up_runs import write, write_file
 from papers.test_discount import runs, written
 from papers.test_long_runs import ENDS, changed, made
 from papers.test_reuse import files
+from reference.text import table
 
 from klgrad.papers import Settings
 from klgrad.papers.own import discount, reuse
@@ -20,6 +21,7 @@ def tables(monkeypatch):
 
     def reading(numbers):
         monkeypatch.setattr(experiments, "_numbers", lambda _: numbers)
+        monkeypatch.setattr(experiments, "lean_table", table)  # every column
         return experiments
 
     return reading
@@ -27,9 +29,16 @@ def tables(monkeypatch):
 
 def cells(table):
     """The cells of a table by row, without its head; all rows have as many as the head."""
-    head, _, *lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.strip().splitlines()]
+    rows = [line for line in table.strip().splitlines() if line.startswith("|")]
+    head, _, *lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in rows]
     assert {len(line) for line in lines} == {len(head)}
     return lines
+
+
+def test_a_column_with_one_value_is_told_below_the_table():
+    text = experiments.lean_table(("arm", "seeds", "KL"), [("a", "3", "1"), ("b", "3", "2")])
+    assert cells(text) == [["a", "1"], ["b", "2"]]
+    assert text.endswith("\nIn every row: seeds 3.\n")
 
 
 def test_long_runs(tables, tmp_path):
@@ -40,7 +49,7 @@ def test_long_runs(tables, tmp_path):
     module = tables(long_runs.run(Settings(measured=str(tmp_path))))
     rows = cells(module.long_runs())
     assert [(row[0], row[1]) for row in rows] == [(f"`{arm}`", str(update)) for arm in SOME for update in (60, 300)]
-    assert [row[9] for row in rows] == ["", "0", "", "0", "", "3"]
+    assert [row[9] for row in rows] == ["0", "0", "0", "0", "3", "3"]
     assert rows[1][4].startswith("**+0.111 ±")
     assert rows[1][3].startswith("2 ± ")
     pairs = {row[0]: row[1:] for row in cells(module.long_pairs())}
@@ -50,8 +59,8 @@ def test_long_runs(tables, tmp_path):
 
 
 def by_arm(table):
-    """The cells of a table on reused completions by trainer, uses and completions of a batch."""
-    return {tuple(row[:3]): row[3:] for row in cells(table)}
+    """The cells of a table on reused completions by trainer, and uses x completions of a batch."""
+    return {tuple(row[:2]): row[2:] for row in cells(table)}
 
 
 def test_reuse(tables, tmp_path):
@@ -60,20 +69,21 @@ def test_reuse(tables, tmp_path):
         row["seconds"] = ""
     module = tables(reuse.run(write(tmp_path, **rows)))
     ends, sweep = by_arm(module.reuse()), by_arm(module.reuse_sweep())
-    assert ends["`klgrad`", "4", "256"][:4] == ["0.0006", "cosine", "64 ± 0", "2"]
-    assert ends["`klgrad`", "4", "256"][-1].startswith("19.1 ± ")
-    assert ends["`trl-jsd`", "1", "256"][2] == ""
-    assert sweep["`klgrad`", "4", "256"] == ["0.764", "**0.588**"]
-    assert sweep["`klgrad`", "1", "64"] == ["0.917", "**0.706**"]
+    assert ends["`klgrad`", "4 x 256"][:3] == ["0.0006 cosine", "64 ± 0", "2"]
+    assert ends["`klgrad`", "4 x 256"][-1].startswith("19.1 ± ")
+    assert ends["`trl-jsd`", "1 x 256"][1] == ""
+    assert sweep["`klgrad`", "4 x 256"] == ["0.764", "**0.588**"]
+    assert sweep["`klgrad`", "1 x 64"] == ["0.917", "**0.706**"]
 
 
 def test_arms_of_reuse_are_in_order(tables, tmp_path):
     """Our trainer first, then larger batches, then fewer uses."""
     rows = {name: list(reversed(found)) for name, found in files().items()}
     module = tables(reuse.run(write(tmp_path, **rows)))
-    ours = [("`klgrad`", uses, size) for size, some in (("256", "1248"), ("64", "12"), ("32", "1")) for uses in some]
-    theirs = [(f"`trl-{kind}`", "1", "256") for kind in ("forward", "jsd", "reverse")]
-    in_order = [*ours, *theirs, ("`trl-reverse`", "1", "64")]
+    sizes = (("256", "1248"), ("64", "12"), ("32", "1"))
+    ours = [("`klgrad`", f"{uses} x {size}") for size, some in sizes for uses in some]
+    theirs = [(f"`trl-{kind}`", "1 x 256") for kind in ("forward", "jsd", "reverse")]
+    in_order = [*ours, *theirs, ("`trl-reverse`", "1 x 64")]
     assert list(by_arm(module.reuse())) == list(by_arm(module.reuse_sweep())) == in_order
 
 
@@ -81,15 +91,15 @@ def test_settings_that_were_not_run_say_so_and_one_seed_has_no_error_over_seeds(
     rows = files(seeds=(0, 2))
     rows["reuse_trl"] = [row for row in rows["reuse_trl"] if row["schedule"] == "cosine"]
     module = tables(reuse.run(write(tmp_path, **rows)))
-    assert by_arm(module.reuse_sweep())["`trl-jsd`", "1", "256"] == ["no run", "**0.882**"]
-    assert by_arm(module.reuse())["`klgrad`", "1", "256"][4:6] == ["0.8 ± 0.005", "1.6"]
+    assert by_arm(module.reuse_sweep())["`trl-jsd`", "1 x 256"] == ["no run", "**0.882**"]
+    assert by_arm(module.reuse())["`klgrad`", "1 x 256"][3:5] == ["0.8 ± 0.005", "1.6"]
 
 
 def test_an_arm_with_the_first_seed_alone_is_in_the_sweep_alone(tables, tmp_path):
     rows = files()
     rows["reuse_seeds"] = [row for row in rows["reuse_seeds"] if row["uses"] != 8]
     module = tables(reuse.run(write(tmp_path, **rows)))
-    assert set(by_arm(module.reuse_sweep())) - set(by_arm(module.reuse())) == {("`klgrad`", "8", "256")}
+    assert set(by_arm(module.reuse_sweep())) - set(by_arm(module.reuse())) == {("`klgrad`", "8 x 256")}
 
 
 def test_the_discount_at_the_best_rates_and_at_one_rate(tables, tmp_path):
@@ -108,4 +118,4 @@ def test_the_best_rate_of_an_arm_is_beside_all_its_rates(tables, tmp_path):
     module = tables(discount.run(written(tmp_path)))
     found = {(row[0], row[1]): row[2:] for row in cells(module.discount_rates())}
     assert next(iter(found)) == ("256", "`exact-0`")
-    assert found["64", "`exact-0`"] == ["3e-4", "0.800 ± 0.01", "5", "0.1", "3", "1.000, 4", "0.800, 5", "no run"]
+    assert found["64", "`exact-0`"] == ["0.800 ± 0.01", "0.1", "3", "1.000, 4", "**0.800, 5**", "no run"]

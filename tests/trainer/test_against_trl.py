@@ -5,7 +5,6 @@ import tiny
 import torch
 from tolerances import SAME_STEPS
 
-from klgrad.errors import MeaningError
 from klgrad.trl import KLConfig, KLTrainer
 from klgrad.trl.kl_trainer import whole_groups
 
@@ -54,12 +53,6 @@ def test_without_a_kl_it_differs(tmp_path):
     assert float((tiny.weights(runs[0]) - tiny.weights(runs[1])).abs().max()) > 1e-3
 
 
-def test_a_loss_that_compares_completions_needs_whole_groups(tmp_path):
-    given = {"kl_cell": "k1-reward-group-std", "num_generations": 4, "per_device_train_batch_size": 2}
-    with pytest.raises(MeaningError, match="micro-batches of whole groups of 4 completions"):
-        tiny.trained(KLTrainer, KLConfig, tmp_path, gradient_accumulation_steps=4, **given)
-
-
 @pytest.mark.parametrize("each", [2, 4, 6, 8])
 @pytest.mark.parametrize("processes", [1, 2, 4])
 @pytest.mark.parametrize("steps", [1, 2, 4])
@@ -84,17 +77,3 @@ def test_a_loss_of_the_zoo_is_reduced_like_a_term(case, tmp_path):
     cell = tiny.trained(KLTrainer, KLConfig, tmp_path / "cell", kl_coef=BETA, kl_cell="k2-loss", **REDUCED[case])
     SAME_STEPS.check(torch.tensor(tiny.logged(cell, "grad_norm")), torch.tensor(tiny.logged(term, "grad_norm")))
     SAME_STEPS.check(tiny.weights(cell), tiny.weights(term))
-
-
-def test_a_leave_one_out_loss_of_the_zoo_has_whole_groups_in_each_micro_batch(tmp_path):
-    given = {"gradient_accumulation_steps": 2, "kl_coef": BETA, "kl_reduction": "sequence"}
-    seen = []
-
-    class Watched(KLTrainer):
-        def _compute_loss(self, model, inputs):
-            seen.append(inputs["group"].tolist())
-            return super()._compute_loss(model, inputs)
-
-    trainer = tiny.trained(Watched, KLConfig, tmp_path, kl_cell="k1-reward-leave-one-out", **given)
-    for group in seen:
-        assert all(group.count(number) == trainer.num_generations for number in set(group))

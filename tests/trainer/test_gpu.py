@@ -20,9 +20,7 @@ def one_step(path, **settings):
     trainer = tiny.trainer(
         KLTrainer, KLConfig, path, kl_coef=0.3, max_steps=1, learning_rate=0.1, optim="sgd", **settings
     )
-    with torch.no_grad():  # far enough from the reference to have a KL
-        for parameter in trainer.ref_model.parameters():
-            parameter.mul_(1.5)
+    tiny.move_reference(trainer)
     # Devices draw other random numbers from the same seed, so completions are given.
     said = lambda prompt, n: [3 + (sum(prompt) + 5 * n) % 20, 2 + n % 7, 1][: 2 + n % 2]
     trainer._generate_single_turn = lambda prompts, *_, **__: ([said(x, n) for n, x in enumerate(prompts)], None)

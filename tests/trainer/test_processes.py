@@ -13,6 +13,8 @@ import torch
 from tolerances import SAME_STEPS
 from trainer import one_of_several
 
+from klgrad.logs import examine
+
 pytestmark = pytest.mark.slow
 SCRIPT = Path(__file__).parent / "one_of_several.py"
 CASES = {
@@ -23,7 +25,10 @@ CASES = {
 }
 
 
-def run(output, processes, settings, script=SCRIPT):
+WATCHED = ["num_generations=8", "gradient_accumulation_steps=2"]
+
+
+def run(output, processes, settings):
     """Start the processes and wait; the environment is what a launcher would set."""
     output.mkdir()
     with socket.socket() as free:
@@ -36,7 +41,7 @@ def run(output, processes, settings, script=SCRIPT):
         env = {**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1"}
         if processes > 1:
             env |= {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-        command = [sys.executable, "-W", "ignore", str(script), str(output), str(processes), tiny.folder(), *settings]
+        command = [sys.executable, "-W", "ignore", str(SCRIPT), str(output), str(processes), tiny.folder(), *settings]
         started.append(subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
     try:
         for process in started:
@@ -72,16 +77,13 @@ def test_weights_that_deepspeed_spreads(monkeypatch, tmp_path):
 
 
 @pytest.mark.many
-@pytest.mark.parametrize("beta", ["0.0", "0.3"])
-def test_the_callback_reports_on_the_completions_of_all_processes(beta, tmp_path):
-    """Also where the loss leaves the KL out: then all processes take the second look at its gradient together."""
-    from klgrad.logs import examine
-
-    script = SCRIPT.with_name("callback_of_several.py")
-    one, two = (run(tmp_path / str(n), n, [beta], script) for n in (1, 2))
+@pytest.mark.parametrize("kind", ["Stock", "Dropped"])
+def test_the_callback_reports_on_the_completions_of_all_processes(kind, tmp_path):
+    """Also where the loss leaves the KL out; all processes look at its gradient together."""
+    one, two = (run(tmp_path / str(n), n, [f"stock={kind}", *WATCHED]) for n in (1, 2))
     for name, value in one.items():
         SAME_STEPS.check(two[name], value)
-    assert float(one["moves"]) == (0 if float(beta) else -1)
+    assert float(one["moves"]) == (0 if kind == "Dropped" else -1)
     read = [examine(tmp_path / str(n) / "rollouts", by="step") for n in (1, 2)]
     assert read[0].rows == read[1].rows == 48
     for a, b in zip(read[0].parts, read[1].parts, strict=True):
@@ -91,5 +93,5 @@ def test_the_callback_reports_on_the_completions_of_all_processes(beta, tmp_path
 @pytest.mark.many
 def test_the_callback_looks_at_the_gradient_when_all_processes_have_tokens(tmp_path):
     """A process that looks alone would wait for the others for ever."""
-    found = run(tmp_path / "run", 2, ["0.3", "masked"], SCRIPT.with_name("callback_of_several.py"))
+    found = run(tmp_path / "run", 2, ["stock=Masked", *WATCHED])
     assert float(found["moves"]) == 0

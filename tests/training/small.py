@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import tiny
+
 WORDS = (
     "<pad>", "<end>", "<other>", *map(str, range(19)), "+", "-", "*", "Compute", "Reply", "with", "just", "the",
     "number",
@@ -10,23 +12,11 @@ WORDS = (
 
 def write_model(folder, layers=3, words=None, tokens=WORDS):
     """A random Llama and a tokenizer of words."""
-    import torch
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+    from tokenizers import pre_tokenizers
 
-    config = LlamaConfig(
-        vocab_size=words or len(WORDS),
-        hidden_size=16, intermediate_size=32, num_hidden_layers=layers, num_attention_heads=2,
-        num_key_value_heads=1, pad_token_id=0, eos_token_id=1, bos_token_id=None, tie_word_embeddings=True,
-        initializer_range=0.5,
-    )  # fmt: skip
-    torch.manual_seed(0)
-    LlamaForCausalLM(config).save_pretrained(folder)
-    by_word = Tokenizer(models.WordLevel({word: i for i, word in enumerate(tokens)}, unk_token="<other>"))
-    by_word.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Split(".", behavior="isolated")]
-    )
-    PreTrainedTokenizerFast(tokenizer_object=by_word, pad_token="<pad>", eos_token="<end>").save_pretrained(folder)
+    shape = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": layers, "num_key_value_heads": 1}
+    tokenizer = tiny.tokenizer_of(tokens, "<other>", pre_tokenizers.Split(".", behavior="isolated"))
+    tiny.save(folder, words or len(WORDS), tokenizer, **shape, tie_word_embeddings=True, initializer_range=0.5)
     return Path(folder)
 
 

@@ -15,15 +15,14 @@ import torch
 from some import first
 from training.small import SMALL, arguments
 
-from klgrad.errors import RunError
+from klgrad.errors import RunError, SettingError
 from klgrad.training.checkpoint import SEAL, checkpoints, is_complete, is_over, last_complete, rotate
 from klgrad.training.run_folder import in_updates
-from klgrad.trl.state_files import load_parts
+from klgrad.trl.compat import load_parts
 
 pytestmark = [pytest.mark.filterwarnings("ignore")]
 
 # A run that was killed and resumed ends with the same weights, to the last bit, as one that was not.
-
 
 REWARD = '''
 """Counts its calls; at the requested one, sends the signal that the file `instruction` names."""
@@ -45,11 +44,7 @@ def counted(completion_ids, **_):
 
 BEFORE = 1
 """Calls before the first update, where nothing is evaluated: the one that tries it."""
-
-
 QUIET = {"eval_size": 0, "save_steps": 50}
-
-
 CASES = {
     "plain": ({}, 2),
     "in the middle of a generation batch": (
@@ -66,7 +61,14 @@ CASES = {
     "within the second epoch": ({"train_size": 6, "max_steps": 7}, 4),
     "between two epochs": ({"train_size": 4, "max_steps": 5}, 4),
     "a reference that moves": ({"sync_ref_model": True, "ref_model_sync_steps": 2, "ref_model_mixup_alpha": 0.5}, 3),
+    "between the generations of one update": (
+        {"gradient_accumulation_steps": 3, "steps_per_generation": 4, "max_steps": 3},
+        1,
+    ),
+    "a row that is logged of several updates": ({"logging_steps": 3, "max_steps": 6}, 2),
+    "an entropy that is adapted": ({"use_adaptive_entropy": True, "entropy_coef": 0.01, "entropy_target": 1.0}, 2),
 }
+KEPT = ("plain", "in the middle of a generation batch", "between the generations of one update")
 
 
 @pytest.fixture
@@ -104,7 +106,7 @@ def assert_same(weights):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", first(CASES, ("plain", "in the middle of a generation batch")))
+@pytest.mark.parametrize("case", first(CASES, KEPT))
 def test_stopped_by_ctrl_c(case, run, assert_same, reward, tmp_path):
     settings, updates = CASES[case]
     settings = {**settings, **QUIET}
@@ -280,46 +282,6 @@ def test_no_code_of_a_state_is_executed(tmp_path):
     assert not (tmp_path / "made").exists()
 
 
-# What a checkpoint keeps beside weights, optimizer and random numbers: one list, for disk and for memory.
-
-
-def stopped_and_resumed(run, folder, after, monkeypatch, **settings):
-    """By Ctrl-C right after an update."""
-    from klgrad.training.callbacks import Stopping
-
-    real = Stopping.on_step_end
-
-    def on_step_end(self, args, training, control, **more):
-        if training.global_step == after:
-            self.received = 2
-        return real(self, args, training, control, **more)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Stopping, "on_step_end", on_step_end)
-        assert run("train", folder, **settings)[0] == 130
-    assert run("train", folder, resume=True)[0] == 0
-
-
-STATES = {
-    "generations within one update are distinguished": (
-        {"gradient_accumulation_steps": 3, "steps_per_generation": 4, "max_steps": 3},
-        1,
-    ),
-    "a row that is logged of several updates": ({"logging_steps": 3, "max_steps": 6}, 2),
-    "an entropy that is adapted": ({"use_adaptive_entropy": True, "entropy_coef": 0.01, "entropy_target": 1.0}, 2),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", first(STATES, 1))
-def test_the_history_of_a_run_that_was_stopped_is_that_of_one_that_was_not(case, run, tmp_path, monkeypatch):
-    settings, after = STATES[case]
-    settings = {**settings, "eval_size": 0, "save_steps": 50}
-    assert run("train", tmp_path / "whole", **settings)[0] == 0
-    stopped_and_resumed(run, tmp_path / "parts", after, monkeypatch, **settings)
-    assert history(tmp_path / "whole") == history(tmp_path / "parts")
-
-
 @pytest.mark.slow
 def test_a_reference_that_moved_is_that_of_the_checkpoint_when_a_run_is_over(run, tmp_path):
     """Killed between its last checkpoint and its last evaluation, whose KL is to the reference as it is by then."""
@@ -348,3 +310,58 @@ def test_a_constant_beta_is_a_setting_and_an_adapted_one_is_state(more, expected
         assert after != 0.7
     else:
         assert after == expected
+
+
+# A run that fails before its first update.
+
+FAILING = '''
+"""Fails when it is called for training, and not when it is only tried."""
+calls = 0
+
+def late(completion_ids, **_):
+    global calls
+    calls += 1
+    if calls > 1:
+        raise ValueError("out of order")
+    return [0.0] * len(completion_ids)
+'''
+
+
+@pytest.fixture
+def failing(tmp_path):
+    path = tmp_path / "failing.py"
+    path.write_text(FAILING)
+    return f"{path}:late"
+
+
+@pytest.mark.slow
+def test_a_resumption_that_fails_can_be_resumed(failing, run, parts, finished, weights):
+    shutil.rmtree(parts / "model")
+    unseal(parts / "checkpoint-4")
+    with pytest.raises(ValueError, match="out of order"):
+        run("train", parts, resume=True, reward=failing)
+    assert run("train", parts, resume=True, reward="klgrad.training.data:correct")[0] == 0
+    assert all(torch.equal(x, weights(parts)[name]) for name, x in weights(finished).items())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("change", [{"student_layers": 2}, {"optim": "sgd"}])
+def test_settings_that_do_not_fit_the_checkpoint_are_refused(change, run, parts):
+    with pytest.raises(SettingError, match="settings, a model and data that the libraries underneath accept"):
+        run("train", parts, resume=True, max_steps=6, **change)
+    assert last_complete(parts) == parts / "checkpoint-4"
+
+
+@pytest.mark.slow
+def test_a_run_that_made_no_update_begins_again(failing, run, tmp_path):
+    """Neither `--resume` nor a new run needs `--overwrite`: nothing was trained."""
+    folder = tmp_path / "run"
+    with pytest.raises(ValueError, match="out of order"):
+        run("train", folder, reward=failing, learning_rate=0.5)
+    status, text = run("train", folder, resume=True, reward="klgrad.training.data:correct", max_steps=1)
+    assert status == 0
+    assert "the run starts again" in text
+    assert json.loads((folder / "run.json").read_text())["settings"]["learning_rate"] == 0.5
+    with pytest.raises(ValueError, match="out of order"):
+        run("train", tmp_path / "new", reward=failing)
+    assert run("train", tmp_path / "new", max_steps=1)[0] == 0

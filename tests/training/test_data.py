@@ -126,7 +126,6 @@ def test_another_choice_of_tasks():
         ({"task": "additon"}, UnknownNameError, "did you mean 'addition'"),
         ({"task": " , "}, SettingError, "at least one name"),
         ({"digits": 0}, SettingError, "1 to 9"),
-        ({"train_size": 0}, SettingError, "`train_size` >= 1"),
         ({"task": "addition,reasoning-gym:x"}, SettingError, "names of one kind"),
         ({"task": "addition", "eval_task": "my.jsonl"}, SettingError, "one verifier judges both"),
         ({"task": "a.jsonl,b.jsonl"}, SettingError, "one dataset"),

@@ -10,10 +10,9 @@ import torch
 
 from klgrad.errors import MeaningError, SettingError
 from klgrad.support import finite
-from klgrad.training.callbacks import evaluation_line
-from klgrad.training.evaluate import SAMPLES, _mean
-from klgrad.training.libraries import apart_from_rng as apart
+from klgrad.training.evaluate import SAMPLES, apart_from_rng as apart, mean_reward
 from klgrad.training.report import score
+from klgrad.training.run import evaluation_line
 from klgrad.trl.compat import tokenize_prompts
 
 pytestmark = [pytest.mark.filterwarnings("ignore")]
@@ -67,11 +66,11 @@ def trainer(model, tmp_path):
 
 
 def test_a_mean_over_few_prompts_has_an_interval_by_student_and_over_one_none():
-    found = _mean([1.0, 0.0, 0.5, 0.5])
+    found = mean_reward([1.0, 0.0, 0.5, 0.5])
     assert found["reward"] == 0.5
     assert found["standard_error"] == pytest.approx(math.sqrt(1 / 6) / 2)
     assert found["interval"] == pytest.approx([0.5 - 3.182446 * found["standard_error"], 1.149615], abs=1e-5)
-    alone = _mean([0.25])
+    alone = mean_reward([0.25])
     assert math.isnan(alone["standard_error"])
     assert score(alone) == score(finite(alone)) == "0.250"
     assert evaluation_line({"domains": {"in": alone}, "kl": None}) == "in-domain 0.250"
@@ -80,7 +79,7 @@ def test_a_mean_over_few_prompts_has_an_interval_by_student_and_over_one_none():
 @pytest.mark.parametrize(("right", "interval"), [(0, [0.0, 0.2425]), (3, [0.0889, 0.5323]), (12, [0.7575, 1.0])])
 def test_a_share_of_right_answers_has_the_interval_of_a_proportion(right, interval):
     """Not [0, 0] for none of 12, and not below 0 for 3 of 12; by Wilson's formula."""
-    assert _mean([1.0] * right + [0.0] * (12 - right))["interval"] == pytest.approx(interval, abs=1e-4)
+    assert mean_reward([1.0] * right + [0.0] * (12 - right))["interval"] == pytest.approx(interval, abs=1e-4)
 
 
 @pytest.mark.slow
@@ -138,7 +137,7 @@ def test_greedy_is_the_likeliest(trainer):
 
 @pytest.mark.slow
 def test_a_greedy_run_tells_no_kl(run, tmp_path):
-    from klgrad.training.figures import _draw_run, load, table
+    from klgrad.training.figures import draw_run, load, table
 
     status, text = run("train", tmp_path / "run", eval_greedy=True, max_steps=1)
     assert status == 0
@@ -155,7 +154,7 @@ def test_a_greedy_run_tells_no_kl(run, tmp_path):
         def errorbar(self, xs, ys, **style):
             drawn.append(next(name for name in ("xerr", "yerr") if name in style))
 
-    _draw_run(dict.fromkeys(("kl", "frontier", "reward", "length"), Axes()), compared, "black")
+    draw_run(dict.fromkeys(("kl", "frontier", "reward", "length"), Axes()), compared, "black")
     assert drawn.count("o") == 3  # rewards of two domains, and lengths: no mark at a KL
     assert (drawn.count("yerr"), drawn.count("xerr")) == (2, 0)  # of the rewards
     with pytest.raises(SettingError, match="`eval_greedy` without `use_vllm`"):

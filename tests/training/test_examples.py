@@ -7,7 +7,7 @@ import yaml
 
 from klgrad.training.data import is_dataset, load_reward
 from klgrad.training.settings import parse
-from klgrad.trl.config_checks import notes
+from klgrad.trl.config import notes
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 RUNS = sorted(EXAMPLES.glob("train-*.yaml"))
@@ -77,31 +77,22 @@ def launched(name):
 
 
 @pytest.mark.parametrize(("name", "processes"), dict(PAIRS.values()).items())
-def test_accelerate_takes_it(name, processes):
+def test_accelerate_takes_it(name, processes, monkeypatch):
+    from accelerate.utils import DeepSpeedPlugin, FullyShardedDataParallelPlugin
+
     args, config, environment = launched(name)
     assert config.num_processes == processes
     assert environment["ACCELERATE_MIXED_PRECISION"] == "bf16"
     assert args.num_machines == (4 if "nodes" in name else 1)
     assert args.use_fsdp == ("zero3" not in name)
-
-
-@pytest.mark.parametrize("name", ["accelerate-fsdp2", "accelerate-nodes"])
-def test_fsdp_is_of_the_second_kind(name, monkeypatch):
-    from accelerate.utils import FullyShardedDataParallelPlugin
-
-    for key, value in launched(name)[2].items():
+    for key, value in environment.items():
         monkeypatch.setenv(key, value)
-    plugin = FullyShardedDataParallelPlugin()
-    assert plugin.fsdp_version == 2
-    assert plugin.reshard_after_forward is True
-    assert "SHARDED" in str(plugin.state_dict_type)
-
-
-def test_deepspeed_is_stage_3(monkeypatch):
-    from accelerate.utils import DeepSpeedPlugin
-
-    for key, value in launched("accelerate-zero3")[2].items():
-        monkeypatch.setenv(key, value)
-    plugin = DeepSpeedPlugin()
-    assert plugin.zero_stage == 3
-    assert plugin.deepspeed_config["zero_optimization"]["stage"] == 3
+    if args.use_fsdp:
+        plugin = FullyShardedDataParallelPlugin()
+        assert plugin.fsdp_version == 2
+        assert plugin.reshard_after_forward is True
+        assert "SHARDED" in str(plugin.state_dict_type)
+    else:
+        plugin = DeepSpeedPlugin()
+        assert plugin.zero_stage == 3
+        assert plugin.deepspeed_config["zero_optimization"]["stage"] == 3

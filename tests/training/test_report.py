@@ -5,6 +5,8 @@ from training.small import SMALL, arguments
 from typer.testing import CliRunner
 
 from klgrad.cli import app
+from klgrad.training.build import models_of
+from klgrad.training.report import completions_in_mean, estimate, name_on_hub, objective_lines
 from klgrad.training.settings import parse
 
 pytestmark = [pytest.mark.filterwarnings("ignore")]
@@ -24,9 +26,7 @@ def invoke(*given):
     ],
 )
 def test_the_base_model_for_the_hub(name, base):
-    from klgrad.training.report import _on_hub
-
-    assert _on_hub(name) == base
+    assert name_on_hub(name) == base
 
 
 @pytest.fixture
@@ -42,21 +42,9 @@ def dry_run(command, which, **settings):
     return " ".join(result.output.split())
 
 
-def test_a_dry_run_says_what_and_how_much(model, tmp_path):
+def test_a_dry_run_leaves_nothing(model, tmp_path):
+    """What it prints is in tests/goldens/dry_run.txt."""
     said = dry_run("train", {"model": model}, output_dir=tmp_path / "run", kl_estimator="exact")
-    for part in (
-        "E[reward] - 0.05 KL(π‖ref)",
-        "∇ KL(π‖ref), sequence level",
-        "on fresh samples: reverse KL, whole completions, mean over the tokens of 8 completions",
-        "in the loss; divided by all tokens of the update (loss_type dapo)",
-        "rewards are divided by their group's standard deviation (scale_rewards), which rescales β against them",
-        "4 updates of 2 prompts x 4 completions of at most 5 tokens",
-        "optimizer",
-        "exact KL",
-        "total",
-    ):
-        assert part in said
-    assert "stale" not in said
     assert "not about 0" not in said  # the check before a first update is not for the models of an audit
     assert not (tmp_path / "run").exists()
 
@@ -68,11 +56,12 @@ def test_a_dry_run_says_what_and_how_much(model, tmp_path):
             {"kl_placement": "reward"},
             [
                 "β differs from prompt to prompt",
-                "reverse KL, whole completions, mean over the tokens of 8 completions, "
-                "divided by the spread of the group",
+                "on fresh samples: reverse KL, whole completions",
+                "mean over the tokens of 8 completions, divided by the spread of the group",
             ],
         ),
         ({"kl_cell": "k1-loss"}, ["on fresh samples: nothing: ref has no effect"]),
+        ({"kl_coef": 0}, ["no KL: kl_coef is 0"]),
         (
             {"loss_type": "grpo"},
             [
@@ -126,10 +115,6 @@ def test_a_dry_run_of_a_distillation_audits_it(model):
     assert "on stale samples (num_iterations=2), with kl_ratio='none': the same on the sampler's prefixes" in found
 
 
-def test_a_dry_run_without_a_kl_audits_nothing(model):
-    assert "no KL: kl_coef is 0" in dry_run("train", {"model": model}, kl_coef=0)
-
-
 @pytest.mark.parametrize(
     ("settings", "completions"),
     [
@@ -139,8 +124,6 @@ def test_a_dry_run_without_a_kl_audits_nothing(model):
     ],
 )
 def test_over_how_many_completions_a_run_averages(model, settings, completions):
-    from klgrad.training.report import completions_in_mean
-
     given = arguments(**{**SMALL, "model": model, "gradient_accumulation_steps": 3, **settings})
     assert completions_in_mean(parse("train", given).training) == completions
 
@@ -162,8 +145,6 @@ def test_the_dry_run_describes_rewards_and_token_weights(model, tmp_path):
     """For each setting the line that it adds or changes; nothing of a standard deviation that divides nothing."""
 
     def lines(command, **settings):
-        from klgrad.training.report import objective_lines
-
         which = {"model": model} if command == "train" else {"teacher": model}
         return objective_lines(parse(command, arguments(**{**SMALL, **which, **settings})))
 
@@ -190,9 +171,6 @@ def test_the_dry_run_describes_rewards_and_token_weights(model, tmp_path):
 def test_memory_counts_what_is_there(model):
     from transformers import AutoModelForCausalLM
 
-    from klgrad.training.build import models_of
-    from klgrad.training.report import estimate
-
     settings = parse("train", arguments(**{**SMALL, "model": model}))
     items = {name: size for name, size, _ in estimate(settings, models_of(settings))}
     size = sum(p.numel() * 4 for p in AutoModelForCausalLM.from_pretrained(model).parameters())
@@ -207,9 +185,6 @@ def test_memory_counts_what_is_there(model):
 
 
 def test_memory_says_what_it_does_not_account_for(model):
-    from klgrad.training.build import models_of
-    from klgrad.training.report import estimate
-
     given = {"use_peft": True, "lora_target_modules": "all-linear", "load_in_4bit": True}
     parsed = parse("train", arguments(**{**SMALL, "model": model, **given}))
     notes = {name: note for name, _, note in estimate(parsed, models_of(parsed))}

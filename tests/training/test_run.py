@@ -1,14 +1,21 @@
-"""Runs as a user starts them, and disks that fill up."""
+"""Runs as a user starts them, disks that fill up, progress, and errors and messages of the libraries underneath."""
 
 import errno
+import io
 import json
+import logging
 import os
 import re
 import shutil
 import subprocess
 import sys
+import warnings
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from rich.console import Console
+from torch.nn import functional
 from training.conftest import contents
 from training.small import SMALL, WORDS, arguments, write_model
 from typer.testing import CliRunner
@@ -17,6 +24,16 @@ from klgrad.cli import app
 from klgrad.errors import KernelInputError, KlgradError, MeaningError, ModelError, RunError, SettingError
 from klgrad.training import settings as launch
 from klgrad.training.checkpoint import checkpoints, is_complete, last_complete
+from klgrad.training.run import (
+    KNOWN,
+    LIBRARIES,
+    SHOW_TRACEBACK,
+    Recorder,
+    messages_once,
+    progress_bar,
+    refusal,
+)
+from klgrad.training.run_folder import History
 from klgrad.training.settings import read
 
 pytestmark = [pytest.mark.filterwarnings("ignore")]
@@ -64,6 +81,8 @@ def test_a_run_leaves_everything_and_says_so(command, runs):
     assert summary["before"]["kl"]["per_token"]["mean"] >= 0
     assert summary["after_updates"] == 4
     output = found[command].output
+    begins = {"train": "maximises E[reward] - 0.05 KL(π‖ref)", "distill": "with 2 layers: maximises -1 KL(π‖ref)"}
+    assert begins[command] in " ".join(output.split())
     assert "addition (in-domain, 4)" in output
     assert "KL, nats per token" in output
     for noise in ("it/s", "Warning", "{'loss'", "Loading weights"):
@@ -99,12 +118,6 @@ def test_a_run_can_leave_its_weights_only(run, tmp_path):
     assert "There is no complete checkpoint to make the run longer from" in said
 
 
-def test_what_is_trained_is_told_first(runs):
-    _, found = runs
-    assert "maximises E[reward] - 0.05 KL(π‖ref)" in found["train"].output
-    assert "with 2 layers: maximises -1 KL(π‖ref)" in " ".join(found["distill"].output.split())
-
-
 @pytest.mark.slow
 def test_distilling_lowers_the_kl_and_needs_no_reward(run, tmp_path):
     longer = {"max_steps": 20, "learning_rate": 1e-2, "per_device_train_batch_size": 32, "eval_size": 16}
@@ -122,16 +135,6 @@ def test_a_finished_run_is_not_overwritten_by_default(runs, model):
     result = invoke("train", *given)
     assert isinstance(result.exception, RunError)
     assert "--resume continues it, --overwrite replaces it" in str(result.exception)
-
-
-@pytest.mark.slow
-def test_overwriting_removes_the_old_run(run, tmp_path):
-    run("train", tmp_path / "run", max_steps=2)
-    status, _ = run("train", tmp_path / "run", max_steps=1, overwrite=True)
-    assert status == 0
-    assert [path.name for path in (tmp_path / "run").glob("checkpoint-*")] == ["checkpoint-1"]
-    rows = (tmp_path / "run" / "history.jsonl").read_text().splitlines()
-    assert {json.loads(row)["step"] for row in rows} == {0, 1}
 
 
 @pytest.mark.slow
@@ -155,7 +158,6 @@ def test_the_training_reward_is_weighed_as_the_held_out_one(run, tmp_path):
         ("distill", {"teacher": "{other}", "model": "{model}"}, KernelInputError, "with one tokenizer"),
         ("distill", {"use_peft": True}, MeaningError, "a teacher without adapters on the student"),
         ("train", {"task": "{prompts}"}, SettingError, "--reward package.module:function"),
-        ("train", {"eval_every": -1}, SettingError, "`eval_every`"),
         ("distill", {"reward_weights": 1}, MeaningError, "there are no `reward_funcs`"),
         ("train", {"model": None, "model_revision": "v1"}, SettingError, "name the model that has this revision"),
     ],
@@ -298,7 +300,7 @@ def full(*_, **__):
 WRITERS = {
     "optimizer": ("torch.save", full),
     "weights": ("transformers.modeling_utils.safe_save_file", full),
-    "our state": ("klgrad.trl.state_files.write_whole", full),
+    "our state": ("klgrad.trl.compat.write_whole", full),
     "seal": ("klgrad.training.checkpoint.write_whole", full),
     "history": ("klgrad.training.run_folder.History.append", full),
 }
@@ -332,3 +334,144 @@ def test_a_model_that_cannot_be_written_leaves_the_one_that_is_there(run, parts,
     assert contents(parts / "model") == before
     assert not (parts / ".model.partial").exists()
     assert is_complete(parts / "checkpoint-5")
+
+
+# The progress bars of a run.
+
+
+def test_the_remaining_time_is_known_where_an_update_takes_a_minute():
+    bar, now = progress_bar(Console(file=io.StringIO()), shown=True), [0.0]
+    bar.get_time = lambda: now[0]
+    task = bar.add_task("Training", total=10)
+    for step in range(1, 4):
+        now[0] += 60
+        bar.update(task, completed=step)
+    assert bar.tasks[0].time_remaining == 7 * 60
+
+
+class Watched:
+    """Stands for an evaluator of six prompts in two batches; notes the bars that are shown."""
+
+    sets, count = ("some",), 6
+
+    def __init__(self):
+        self.recorder: Any = None
+        self.seen = []
+
+    def __call__(self, trainer, advanced):
+        for _ in range(2):
+            advanced(3)
+            self.seen.append([(task.description, task.completed, task.total) for task in self.recorder.bar.tasks])
+        return {"sets": {}, "domains": {}, "kl": None, "length": 1.0}
+
+
+def test_an_evaluation_has_a_bar_of_its_own_and_is_announced_without_a_terminal(tmp_path):
+    accelerator = SimpleNamespace(is_main_process=True, num_processes=1)
+    state = SimpleNamespace(global_step=0, max_steps=1)
+    trainer: Any = SimpleNamespace(task_rewards={}, accelerator=accelerator, state=state)
+    evaluator: Any = Watched()
+    said = io.StringIO()
+    evaluator.recorder = Recorder(trainer, History(tmp_path), evaluator, 5, Console(file=said))
+    evaluator.recorder.on_train_begin(None, state, None)
+    assert [tasks[1] for tasks in evaluator.seen] == [("Evaluating", 3, 6), ("Evaluating", 6, 6)]
+    assert [task.description for task in evaluator.recorder.bar.tasks] == ["Training"]
+    assert said.getvalue().splitlines() == [
+        "evaluating 6 held-out prompts",
+        "after 0 updates  ",
+        "training: 0 of 1 update made",
+    ]
+
+
+# What a library refuses before a run has trained is one line that names the library, not a traceback.
+
+
+def raised(function):
+    try:
+        function()
+    except Exception as error:
+        return error
+    raise AssertionError("nothing was raised")
+
+
+def test_an_error_of_a_library_is_named():
+    error = raised(lambda: functional.one_hot("x"))
+    assert refusal(error) is None  # raised by C++, called from here: nobody else's
+    error = raised(lambda: functional.interpolate(None, size=1, scale_factor=2))
+    assert "from torch:" in str(refusal(error))
+
+
+def test_an_error_of_this_package_keeps_its_traceback():
+    failure: Any = None
+    assert refusal(raised(lambda: History(failure))) is None
+
+
+def test_the_traceback_can_be_asked_for(monkeypatch):
+    monkeypatch.setenv(SHOW_TRACEBACK, "1")
+    assert refusal(raised(lambda: functional.interpolate(None, size=1, scale_factor=2))) is None
+
+
+@pytest.mark.parametrize("prompts", [["1 + 1", [{"role": "user"}]], ["1 + 1", 3]], ids=str)
+def test_prompts_of_mixed_types(prompts, run, tmp_path):
+    rows = [{"prompt": prompt, "answer": "2"} for prompt in prompts * 8]
+    (tmp_path / "p.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    with pytest.raises(KlgradError, match="received"):
+        run("train", tmp_path / "run", task=tmp_path / "p.jsonl", reward="klgrad.training.data:correct")
+
+
+def test_a_mode_that_the_compiler_does_not_have(run, tmp_path):
+    with pytest.raises(SettingError, match="Unrecognized mode=nonsense"):
+        run("train", tmp_path / "run", torch_compile_mode="nonsense")
+    assert not list((tmp_path / "run").iterdir())
+
+
+# What libraries underneath warn of during a run is said once each, and nothing of theirs stays changed.
+
+
+@pytest.fixture
+def said():
+    return []
+
+
+def test_warnings_of_others_are_said_once_each(said):
+    with messages_once(said.append):
+        for _ in range(3):
+            warnings.warn_explicit("the optimizer is odd", UserWarning, "torch/optim.py", 1, module="torch.optim")
+            warnings.warn_explicit("soon gone", FutureWarning, "trl/config.py", 1, module="trl.config")
+            warnings.warn_explicit("for developers", DeprecationWarning, "trl/config.py", 1, module="trl.config")
+            logging.getLogger("trl.trainer.grpo_trainer").warning("importance_sampling_level should be %s", "sequence")
+            logging.getLogger("transformers.trainer").info("a detail")
+    assert said == ["the optimizer is odd", "soon gone", "importance_sampling_level should be sequence"]
+
+
+def test_what_no_user_can_change_is_left_out(said):
+    with messages_once(said.append):
+        for text in KNOWN:
+            logging.getLogger("transformers.trainer").warning("%s, and more", text)
+        for key in ("lm_head", "model.norm"):  # a head that is tied to the embeddings is not saved
+            logging.getLogger("transformers.trainer").warning(
+                f"There were missing keys in the checkpoint model loaded: ['{key}.weight']."
+            )
+    assert said == ["There were missing keys in the checkpoint model loaded: ['model.norm.weight']."]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_everything_is_as_before_afterwards(said, fails):
+    import datasets
+    from transformers.utils import logging as transformers_logging
+
+    def state():
+        loggers = [logging.getLogger(name) for name in LIBRARIES]
+        bars = transformers_logging.is_progress_bar_enabled(), datasets.are_progress_bars_disabled()
+        return [(x.level, x.propagate, list(x.handlers)) for x in loggers], bars, warnings.showwarning
+
+    logging.getLogger("trl").setLevel(logging.DEBUG)
+    before = state()
+    try:
+        with messages_once(said.append):
+            assert state() != before
+            if fails:
+                raise KeyError
+    except KeyError:
+        pass
+    assert state() == before
+    logging.getLogger("trl").setLevel(logging.NOTSET)

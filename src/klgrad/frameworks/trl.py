@@ -198,7 +198,7 @@ def audited_settings(config: KLConfig) -> dict[str, Any]:
         >>> audited_settings(KLConfig("runs/mine", loss_type="dr_grpo", kl_coef=0.02, learning_rate=1e-5, bf16=False))
         {'loss_type': 'dr_grpo'}
     """
-    from ..trl.config_checks import changed
+    from ..trl.config import changed
 
     kl = lambda name: name.startswith("kl_") and name not in KL_FIELDS_LEFT_OUT
     return {name: value for name, value in changed(config).items() if kl(name) or name.startswith(TRL_FIELDS)}

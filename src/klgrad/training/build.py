@@ -6,7 +6,7 @@ from typing import Any
 from ..errors import SettingError
 from ..models import EMBEDDED, layer_count, resolve
 from ..support import Json
-from ..trl.config_checks import teachers_of
+from ..trl.config import teachers_of
 from ..trl.contract import avoid_cudnn_attention
 from ..trl.kl_trainer import check_prompts
 from .checkpoint import RunTrainer

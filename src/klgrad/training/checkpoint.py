@@ -12,10 +12,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from ..errors import RunError
+from ..integrations import lend
 from ..support import Model, write_whole
 from ..trl import KLTrainer
-from ..trl.compat import checkpoint_folder, load_weights, save_in_one_piece
-from ..trl.state_files import load_parts, save_parts
+from ..trl.compat import checkpoint_folder, load_parts, load_weights, save_in_one_piece, save_parts
 
 REFERENCE = "klgrad_reference.safetensors"
 """The reference, in a checkpoint of a run in which it moves (`sync_ref_model`)."""
@@ -138,19 +138,17 @@ class RunTrainer(KLTrainer):
         folder = checkpoint_folder(self, trial)
         self._remove(folder)  # no file of an incomplete checkpoint of this step may remain
         # `Trainer` would delete older checkpoints before this one is complete, so `rotate` does it below.
-        limit, self.args.save_total_limit = self.args.save_total_limit, None
         try:
-            super()._save_checkpoint(model, trial)
+            with lend(self.args, save_total_limit=None):
+                super()._save_checkpoint(model, trial)
             self.accelerator.wait_for_everyone()
             if self.args.should_save:
                 write_whole(folder / SEAL, "{}")
         except Exception:
             self._remove(folder, wait=False)  # an incomplete checkpoint is useless, and takes space
             raise
-        finally:
-            self.args.save_total_limit = limit
         if self.args.should_save:
-            rotate(folder.parent, limit)
+            rotate(folder.parent, self.args.save_total_limit)
 
     def _remove(self, folder: Path, *, wait: bool = True) -> None:
         if self.args.should_save:

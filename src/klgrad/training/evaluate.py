@@ -3,23 +3,52 @@
 import copy
 import itertools
 import math
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
 
+import numpy
 import torch
 from accelerate import Accelerator
 from torch import Tensor
 
 from ..core.result import Estimate, proportion_interval, ratio_of_means
 from ..core.rollout import Rollout
+from ..integrations import lend
 from ..reports import KLSums, Report
 from ..support import Json
 from ..trl import KLTrainer
 from ..trl.compat import decode, generate, generating_by, padded, tokenize_prompts
 from ..trl.scorer import gather_rows
 from .data import EvaluationSet, Reward, arguments, values_of
-from .libraries import apart_from_rng
+
+
+@contextmanager
+def apart_from_rng(seed: int) -> Iterator[None]:
+    """Seed the generators of Python, NumPy and torch inside the block, and restore their states after it.
+
+    Example:
+        >>> random.seed(0)
+        >>> with apart_from_rng(seed=1):
+        ...     inside = random.random()
+        >>> first = random.random()
+        >>> random.seed(0)
+        >>> first == random.random()
+        True
+    """
+    python, arrays = random.getstate(), numpy.random.get_state()
+    device = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+    with torch.random.fork_rng(device):
+        random.seed(seed)
+        numpy.random.seed(seed % 2**32)
+        torch.manual_seed(seed)
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            numpy.random.set_state(arrays)
+
 
 SAMPLES = 3
 """Completions of each set that an evaluation keeps: of its first prompts, so that evaluations can be compared."""
@@ -81,9 +110,9 @@ class Evaluator:
             ]
             if rewards:
                 scores[task.domain] += rewards
-                sets[task.name] = {"domain": task.domain, **_mean(rewards)}
+                sets[task.name] = {"domain": task.domain, **mean_reward(rewards)}
         report = sums.report()
-        domains = {name: _mean(values) for name, values in scores.items() if values}
+        domains = {name: mean_reward(values) for name, values in scores.items() if values}
         kl = None if self.greedy else _kl(report)  # greedy completions are not samples of π, so they give no estimate
         length = float(report.scalars["length/mean"])
         return {"sets": sets, "domains": domains, "kl": kl, "length": length, "samples": samples}
@@ -110,24 +139,20 @@ class Evaluator:
     def sample(self, trainer: KLTrainer, rows: list[Json], column: str = "prompt") -> list[list[int]]:
         """Generate as the trainer does, with or without vLLM, after the prompts of a column."""
         prompts = tokenize_prompts(trainer, [row[column] for row in rows])
-        before = getattr(trainer, "generation_config", None)
-        if self.greedy and before is not None:
-            trainer.generation_config = greedy = copy.deepcopy(before)
-            greedy.do_sample = False
-            greedy.temperature = greedy.top_p = greedy.top_k = greedy.min_p = None
-        try:
+        if not self.greedy:
             return generate(trainer, prompts)
-        finally:
-            if before is not None:
-                trainer.generation_config = before
+        greedy = copy.deepcopy(trainer.generation_config)
+        greedy.do_sample = False
+        greedy.temperature = greedy.top_p = greedy.top_k = greedy.min_p = None
+        with lend(trainer, generation_config=greedy):
+            return generate(trainer, prompts)
 
     def scores(self, trainer: KLTrainer, rows: list[Json], completions: list[list[int]]) -> list[float]:
         """The rewards of all processes' completions; none without reward functions."""
         if not self.rewards:
             return []
         values = torch.tensor(self._rewards(trainer, rows, completions), device=trainer.accelerator.device)
-        every: Any = trainer.accelerator.gather(values)
-        return every.tolist()
+        return gather_rows(trainer.accelerator, {"reward": values})[0]["reward"].tolist()
 
     def _rewards(self, trainer: KLTrainer, rows: list[Json], completions: list[list[int]]) -> list[float]:
         texts = decode(trainer, completions)
@@ -205,7 +230,7 @@ class TeacherComparison:
                     self.kept[key] = [decoded.sample(trainer, rows, column) for rows in shares]
                 for rows, local, completions in zip(steps(trainer, task), shares, self.kept[key], strict=True):
                     rewards[task.domain] += evaluator.scores(trainer, local, completions)[: len(rows)]
-            results[how] = {domain: _mean(values) for domain, values in rewards.items() if values}
+            results[how] = {domain: mean_reward(values) for domain, values in rewards.items() if values}
         return results
 
 
@@ -226,8 +251,8 @@ def overlap(trainer: KLTrainer, rows: list[Json], completions: list[list[int]]) 
     mask = batch["completion_mask"]
     assert student.entries_logp is not None  # it was asked for
     masses = [(x.exp().sum(-1) * mask).sum(-1) for x in (student.entries_logp, teacher.logp)]
-    every: Any = trainer.accelerator.gather(torch.stack([*masses, mask.sum(-1).to(masses[0].dtype)], 1))
-    return every.T
+    local = torch.stack([*masses, mask.sum(-1).to(masses[0].dtype)], 1)
+    return gather_rows(trainer.accelerator, {"masses": local})[0]["masses"].T
 
 
 def _kl(report: Report) -> Json:
@@ -275,7 +300,7 @@ def rollout(trainer: KLTrainer, local_rows: list[Json], completions: list[list[i
     return Rollout(**{name: x[:rows] for name, x in gather_rows(trainer.accelerator, local)[0].items()})
 
 
-def _mean(values: list[float]) -> Json:
+def mean_reward(values: list[float]) -> Json:
     """Mean reward with its standard error and 95% interval over prompts.
 
     Rewards of 0 and 1 have Wilson's interval, others that of Student's t, which is nan for one prompt like the error.

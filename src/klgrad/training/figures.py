@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 # Figures of one or several runs: reward, KL, reward against KL, lengths.
 
 COLOURS = (drawing.BLUE, drawing.ORANGE, drawing.GREEN, drawing.PURPLE, drawing.SKY, drawing.VERMILION, drawing.BLACK)
-Style = dict[str, Any]
 Value = Callable[[Json], float | None]
 
 
@@ -63,7 +62,7 @@ def render_figure(runs: list[RunHistory], *kinds: str) -> list[bytes]:
             zip(("reward", "kl", "frontier", "length"), figure.subplots(2, 2).flat, strict=True)
         )
         for run, colour in zip(runs, _colours(len(runs)), strict=True):
-            _draw_run(axes, run, colour)
+            draw_run(axes, run, colour)
         _label(axes)
         _legend(figure, runs)
         return [content(figure, kind) for kind in kinds]
@@ -79,15 +78,15 @@ def _colours(runs: int) -> list[str]:
     return [to_hex(colormaps["turbo"](i / (runs - 1))) for i in range(runs)]
 
 
-def _draw_run(axes: dict[str, Axes], run: RunHistory, colour: str) -> None:
+def draw_run(axes: dict[str, Axes], run: RunHistory, colour: str) -> None:
     trained, evaluated = training(run.rows), evaluations(run.rows)
-    plain: Style = {"color": colour}
+    plain: Json = {"color": colour}
     thin = {**plain, "linewidth": 0.8, "alpha": 0.6}
     _line(axes["reward"], trained, _step, _task_reward, **thin)
     _line(axes["kl"], trained, _step, kl_of, **thin)
     _line(axes["frontier"], trained, kl_of, _task_reward, **plain, linestyle="", marker=".", markersize=3, alpha=0.5)
     _line(axes["length"], trained, _step, length_of, **thin)
-    filled: Style = {**plain, "marker": "o", "markersize": 5, "linewidth": 1.2}
+    filled: Json = {**plain, "marker": "o", "markersize": 5, "linewidth": 1.2}
     hollow = {**filled, "markerfacecolor": "white", "linestyle": ":"}
     kl, kl_error = _kl("mean"), _kl("standard_error")
     for domain, style in (("in", filled), ("out", hollow)):
@@ -111,7 +110,7 @@ def _line(
         bars = [(x(row), y(row), error(row)) for row in drawable if error(row) is not None]
         if bars:
             across, up, sizes = zip(*bars, strict=True)
-            bar: Style = {name: sizes, "ecolor": style["color"], "elinewidth": 0.9, "capsize": 2}
+            bar: Json = {name: sizes, "ecolor": style["color"], "elinewidth": 0.9, "capsize": 2}
             ax.errorbar(across, up, fmt="none", **bar)
 
 
@@ -154,7 +153,7 @@ def _legend(figure: Figure, runs: list[RunHistory]) -> None:
     from matplotlib.lines import Line2D
 
     names = [Line2D([], [], color=colour, linewidth=2, label="run") for colour in _colours(len(runs))]
-    grey: Style = {"color": drawing.GREY}
+    grey: Json = {"color": drawing.GREY}
     mark = {**grey, "marker": "o", "markersize": 5}
     marks = [
         Line2D([], [], **grey, linewidth=0.8, label="training completions"),

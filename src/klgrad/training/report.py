@@ -13,11 +13,12 @@ from rich.text import Text
 from ..audit import AuditResult, audit
 from ..audit.sentences import summary
 from ..frameworks.trl import audited_settings, declared
+from ..integrations import needs_no_weights
 from ..kernels import make_plan
 from ..models import EMBEDDED, SOURCE
 from ..support import Json, text_table
 from ..trl import KLConfig
-from ..trl.config_checks import needs_no_weights, notes, stale
+from ..trl.config import notes, stale
 from . import run_folder
 from .build import Models
 from .checkpoint import checkpoints, last_complete, step_of
@@ -405,7 +406,7 @@ CARD = "README.md"
 
 def model_card(settings: RunSettings, models: Models, summary: Json | None = None) -> str:
     """`README.md` of a run, with the metadata that the hub reads, and with its results if it is finished."""
-    base, rescaled, run = _on_hub(models.name), scaling(settings), settings.run
+    base, rescaled, run = name_on_hub(models.name), scaling(settings), settings.run
     lines = [
         "---",
         "library_name: transformers",
@@ -430,7 +431,7 @@ def model_card(settings: RunSettings, models: Models, summary: Json | None = Non
     return "\n".join(lines)
 
 
-def _on_hub(name: str) -> str | None:
+def name_on_hub(name: str) -> str | None:
     """The name on the hub of a model, without what was done to its layers; None for a folder."""
     base = name.partition(" with ")[0].partition(":")[0]
     if base == EMBEDDED:

@@ -1,39 +1,263 @@
-"""A run from its settings to its summary."""
+"""A run from its settings to its summary: messages of other libraries, signals, progress, evaluations on schedule."""
 
+import logging
+import os
 import shutil
+import signal
 import time
-from collections.abc import Callable
-from contextlib import nullcontext
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
+from types import FrameType
 
+import torch
+from accelerate.utils import broadcast_object_list
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
+from transformers import TrainerCallback, TrainerControl, TrainerState
 
-from ..errors import RunError
-from ..support import write_whole
+from ..errors import KlgradError, RunError, SettingError
+from ..support import Json, write_whole
 from . import run_folder
 from .build import Models, build, models_of
-from .callbacks import Recorder, Stopping
 from .checkpoint import RunTrainer, checkpoints, is_over, last_complete, step_of
 from .evaluate import Evaluator
 from .figures import RunHistory, draw
-from .libraries import messages_once, refusal
 from .report import (
     CARD,
     describe,
     finished_message,
     folder_contents,
+    format_estimate,
     formula,
     how_to_continue,
     model_card,
     objective,
     objective_lines,
     scaling,
+    score,
     summarise,
     table_of,
 )
-from .run_folder import History, in_updates, lock_folder
+from .run_folder import History, evaluations, in_updates, kl_of, length_of, lock_folder
 from .settings import RunSettings, resume_command
+
+# Errors and messages of the libraries underneath.
+
+PACKAGE = Path(__file__).parents[1]
+SHOW_TRACEBACK = "KLGRAD_TRACEBACK"
+"""Environment variable that turns the one-line form of `refusal` off."""
+
+
+def refusal(error: Exception) -> SettingError | None:
+    """One line for an error of another library; None for one of this package, or if `KLGRAD_TRACEBACK` is set."""
+    if isinstance(error, KlgradError) or os.environ.get(SHOW_TRACEBACK):
+        return None
+    frames = [Path(frame.filename) for frame in traceback.extract_tb(error.__traceback__)]
+    known = [path for path in frames if "site-packages" in path.parts or path.is_relative_to(PACKAGE)]
+    if not known or known[-1].is_relative_to(PACKAGE):
+        return None
+    library = known[-1].parts[known[-1].parts.index("site-packages") + 1].removesuffix(".py")
+    return SettingError(
+        "settings, a model and data that the libraries underneath accept",
+        f"{type(error).__name__} from {library}: {' '.join(str(error).split())[:400]}",
+        f"change what the message names; {SHOW_TRACEBACK}=1 shows the traceback",
+    )
+
+
+LIBRARIES = ("transformers", "trl", "accelerate", "torch", "datasets", "huggingface_hub", "peft")
+NOT_FOR_USERS = (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning)
+"""Python hides these by default: they concern a library's code, and not a run."""
+KNOWN = (
+    "The tokenizer has new PAD/BOS/EOS tokens",  # transformers aligns the model with the tokenizer, as intended
+    "There were missing keys in the checkpoint model loaded: ['lm_head.weight'].",  # tied to the embeddings, not saved
+    "`use_cache=True` is incompatible with gradient checkpointing",  # transformers switches the cache off itself
+)
+"""Beginnings of texts that every run produces, and that need no action by the user."""
+
+
+@contextmanager
+def messages_once(say: Callable[[str], None]) -> Iterator[None]:
+    """Pass each distinct warning or log line (from level WARNING on) to `say` once, and show no progress bars."""
+    import datasets
+    from transformers.utils import logging as transformers_logging
+
+    shown: set[str] = set()
+
+    def once(text: str) -> None:
+        text = " ".join(text.split())
+        if text not in shown and not text.startswith(KNOWN):
+            shown.add(text)
+            say(text)
+
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: once(record.getMessage())
+    with warnings.catch_warnings(), ExitStack() as restore:
+        warnings.simplefilter("always")
+        for category in NOT_FOR_USERS:
+            warnings.simplefilter("ignore", category)
+        warnings.showwarning = lambda message, *_, **__: once(str(message))
+        for logger in map(logging.getLogger, LIBRARIES):
+            restore.callback(logger.__dict__.update, handlers=logger.handlers, propagate=logger.propagate)
+            restore.callback(logger.setLevel, logger.level)
+            logger.handlers, logger.propagate = [handler], False
+            logger.setLevel(logging.WARNING)
+        if transformers_logging.is_progress_bar_enabled():
+            restore.callback(transformers_logging.enable_progress_bar)
+            transformers_logging.disable_progress_bar()
+        if not datasets.are_progress_bars_disabled():
+            restore.callback(datasets.enable_progress_bars)
+            datasets.disable_progress_bars()
+        yield
+
+
+# What happens between updates: signals, progress, and scheduled evaluations.
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SAME_SIGNAL = 1.0
+"""Seconds within which a second signal is ignored: launchers send on what their processes have received already."""
+
+
+class Stopping(TrainerCallback):
+    """After Ctrl-C or SIGTERM, finish the update, save, and stop; a second signal stops at once."""
+
+    def __init__(self, trainer: RunTrainer, say: Callable[[str], None]) -> None:
+        self.trainer, self.say = trainer, say
+        self.received: int | None = None
+        self._when = 0.0
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        before = {number: signal.signal(number, self._signalled) for number in SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _signalled(self, number: int, frame: FrameType | None) -> None:
+        if self.received is not None:
+            if time.monotonic() - self._when > SAME_SIGNAL:
+                raise KeyboardInterrupt
+            return
+        self.received, self._when = number, time.monotonic()
+        self.say("Stopping after this update; press Ctrl-C again to stop at once.")
+
+    def on_step_end(self, args: object, state: TrainerState, control: TrainerControl, **_: object) -> None:
+        stop, accelerator = self.received is not None, self.trainer.accelerator
+        if accelerator.num_processes > 1:  # they receive signals at different moments, and stop at the same update
+            stop = bool(accelerator.reduce(torch.tensor(float(stop), device=accelerator.device)) > 0)  # pyright: ignore
+        if stop:
+            control.should_save = control.should_training_stop = True
+
+
+EVALUATED = "evaluation"
+WINDOW = 24 * 3600
+"""Seconds over which the speed is estimated. With rich's 30 s there is no estimate where an update takes longer."""
+
+
+def progress_bar(console: Console, *, shown: bool) -> Progress:
+    """A bar with the time that is left, also where an update takes minutes."""
+    text = TextColumn("{task.description}", markup=False)
+    columns = (text, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    return Progress(*columns, console=console, transient=True, disable=not shown, speed_estimate_period=WINDOW)
+
+
+class Recorder(TrainerCallback):
+    """Writes every logged row to the history, evaluates on schedule, and updates the progress bar."""
+
+    def __init__(
+        self, trainer: RunTrainer, history: History, evaluator: Evaluator, every: int, console: Console
+    ) -> None:
+        """`every`: updates between evaluations."""
+        self.trainer, self.history, self.evaluator, self.every = trainer, history, evaluator, every
+        self.rewards, self.console = trainer.task_rewards, console
+        self.main = trainer.accelerator.is_main_process
+        self.bar = progress_bar(console, shown=self.main)
+        self.task = self.bar.add_task("Training", total=None)
+        self._started = time.monotonic()
+        self._evaluated = self._last_evaluated()
+        self.has_trained = False
+
+    def on_train_begin(self, args: object, state: TrainerState, control: TrainerControl, **_: object) -> None:
+        """Evaluate before training, unless a resumed run has that evaluation."""
+        self.bar.update(self.task, total=state.max_steps, completed=state.global_step)
+        self.evaluate_on_schedule()
+        self._say(f"training: {state.global_step} of {in_updates(state.max_steps)} made")
+
+    def on_step_end(self, args: object, state: TrainerState, control: object, **_: object) -> None:
+        self.has_trained = True
+        self.bar.update(self.task, completed=state.global_step)
+
+    def evaluate_on_schedule(self) -> None:
+        state = self.trainer.state
+        self.evaluate_if_due(state.global_step, is_last=state.global_step >= state.max_steps)
+
+    def evaluate_if_due(self, step: int, *, is_last: bool) -> None:
+        """Evaluate if it is due after this step and has not been done, as after an evaluation that failed."""
+        due = step == 0 or is_last or (self.every > 0 and step % self.every == 0)
+        if due and self._evaluated != step and self.evaluator.sets:
+            self._evaluate(step)
+
+    def on_log(self, args: object, state: TrainerState, control: object, logs: Json | None = None, **_: object) -> None:
+        """Append a row to the history; print a line where the console shows no bar."""
+        if not self.main or not logs or "train_runtime" in logs:  # the last log concerns the whole run
+            return
+        row = {"step": state.global_step, "seconds": round(time.monotonic() - self._started, 3), **logs}
+        if self.rewards:
+            means = {name: logs.get(f"rewards/{name}/mean") or 0.0 for name in self.rewards}
+            row["task_reward"] = sum(weight * means[name] for name, weight in self.rewards.items())
+        self.history.append(row)
+        line = update_line(row)
+        self.bar.update(self.task, description=line)
+        self._say(f"{state.global_step}/{state.max_steps}  {line}")
+
+    def _last_evaluated(self) -> int | None:
+        """The last evaluated step in the history, as the main process reads it, so that all processes agree."""
+        steps = [row["step"] for row in evaluations(self.history.rows())] if self.main else []
+        last = [max(steps, default=None)]
+        return (broadcast_object_list(last) if self.trainer.accelerator.num_processes > 1 else last)[0]
+
+    def _say(self, line: str) -> None:
+        if self.main and not self.console.is_terminal:
+            self.console.print(Text(line))
+
+    def _evaluate(self, step: int) -> None:
+        task = self.bar.add_task("Evaluating", total=self.evaluator.count)
+        try:
+            self._say(f"evaluating {self.evaluator.count} held-out prompts")
+            evaluation = self.evaluator(self.trainer, lambda prompts: self.bar.advance(task, prompts))
+        finally:
+            self.bar.remove_task(task)
+        self._evaluated = step
+        if self.main:
+            self.history.append({"step": step, EVALUATED: evaluation})
+            self.console.print(Text.assemble((f"after {in_updates(step)}", "bold"), f"  {evaluation_line(evaluation)}"))
+
+
+def update_line(row: Json) -> str:
+    parts = []
+    if row.get("task_reward") is not None:
+        parts.append(f"reward {row['task_reward']:.3f}")
+    if kl_of(row) is not None:
+        parts.append(f"KL {kl_of(row):.3g} nats per completion")
+    if length_of(row) is not None:
+        parts.append(f"length {length_of(row):.1f}")
+    return "  ".join(parts)
+
+
+def evaluation_line(evaluation: Json) -> str:
+    names = {"in": "in-domain", "out": "out-of-domain"}
+    parts = [f"{names[d]} {score(x)}" for d, x in evaluation["domains"].items()]
+    if evaluation["kl"] is not None:
+        parts.append(f"KL {format_estimate(evaluation['kl']['per_token'])} nats per token")
+    return "  ".join(parts)
+
+
+# The run itself.
 
 
 def run(settings: RunSettings, out: Console, err: Console) -> int:

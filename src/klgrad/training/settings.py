@@ -22,8 +22,7 @@ from ..errors import KlgradError, RunError, SettingError, UnknownNameError
 from ..models import EMBEDDED as EMBEDDED_MODEL
 from ..support import Json
 from ..trl import KLConfig
-from ..trl.config import resolve_config
-from ..trl.config_checks import TERM_FIELDS, MeaningWarning, teachers_of
+from ..trl.config import TERM_FIELDS, MeaningWarning, resolve_config, teachers_of
 from .run_folder import recorded_settings
 
 T = TypeVar("T")

@@ -4,7 +4,6 @@ Also `KLCallback`, which reports the KL of any run, and TRL's `DistillationTrain
 """
 
 from .callback import CallbackWarning as CallbackWarning, KLCallback as KLCallback
-from .config import KLConfig as KLConfig
-from .config_checks import MeaningWarning as MeaningWarning
+from .config import KLConfig as KLConfig, MeaningWarning as MeaningWarning
 from .distillation import DistillationTrainer as DistillationTrainer
 from .kl_trainer import KLTrainer as KLTrainer

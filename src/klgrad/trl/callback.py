@@ -155,8 +155,8 @@ class BetaCheck:
         return "moves" if _distance(here, away) > NOISE * _distance(here, again) else "does not move"
 
     def _of_all(self, number: int) -> Tensor:
-        accelerator: Any = self._trainer.accelerator
-        return accelerator.gather(torch.tensor([number], device=accelerator.device))
+        accelerator = self._trainer.accelerator
+        return gather_rows(accelerator, {"number": torch.tensor([number], device=accelerator.device)})[0]["number"]
 
 
 def probes(model: Model) -> list[Tensor]:

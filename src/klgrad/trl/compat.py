@@ -7,13 +7,15 @@ outside these two files and that list.
 
 import copy
 import inspect
+import io
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
+import numpy
 import torch
 import trl
 from packaging.version import Version
@@ -31,9 +33,13 @@ from trl.trainer.utils import (
     use_adapter,
 )
 
-from ..errors import KlgradError
+from ..errors import KlgradError, RunError
+from ..integrations import lend
 from ..kernels import TokenStatistics
-from ..support import Json, Model
+from ..support import Json, Model, write_whole
+
+if TYPE_CHECKING:
+    from .kl_trainer import KLTrainer
 
 # The versions of TRL that this package was written for, and the error for a TRL that differs.
 
@@ -82,7 +88,7 @@ class GenerationState:
         self._trainer = trainer
 
     def state_dict(self) -> Json:
-        """The state between two updates; lists that change later are copied."""
+        """The state between two updates."""
         trainer: Any = self._trainer
         adaptive = trainer.use_adaptive_entropy
         every = trainer.args.steps_per_generation * trainer.num_iterations
@@ -92,7 +98,7 @@ class GenerationState:
             "total_tokens": trainer._total_train_tokens,
             "tokens_seen": trainer.state.num_input_tokens_seen,
             "entropy": [trainer.entropy_coef, trainer._last_world_entropy] if adaptive else None,
-            "metrics": {name: list(values) for name, values in trainer._metrics["train"].items()},
+            "metrics": dict(trainer._metrics["train"]),
             "buffer": None if is_used_up else trainer._buffered_inputs,
         }
 
@@ -103,7 +109,7 @@ class GenerationState:
         if state["entropy"] is not None:
             trainer.entropy_coef, trainer._last_world_entropy = state["entropy"]
         trainer._metrics["train"].clear()
-        trainer._metrics["train"].update({name: list(values) for name, values in state["metrics"].items()})
+        trainer._metrics["train"].update(state["metrics"])
         trainer._buffered_inputs = state["buffer"]
 
 
@@ -116,17 +122,78 @@ class LossSinceLog:
         self._trainer = trainer
 
     def state_dict(self) -> Json:
-        """Empty before training has begun. The loss is added to in place, so it is copied."""
-        state = {name: getattr(self._trainer, name) for name in self.NAMES if hasattr(self._trainer, name)}
-        return {name: _copied(value) for name, value in state.items()}
+        """Empty before training has begun."""
+        return {name: getattr(self._trainer, name) for name in self.NAMES if hasattr(self._trainer, name)}
 
     def load_state_dict(self, state: Json) -> None:
         for name, value in state.items():
-            setattr(self._trainer, name, _copied(value))
+            setattr(self._trainer, name, value)
 
 
-def _copied(value: object) -> object:
-    return value.clone() if isinstance(value, Tensor) else value
+# State that TRL's checkpoints leave out, in one file per process beside the checkpoint.
+#
+# transformers' `ExportableState` does not fit: it makes new objects from JSON of the first process, and these parts
+# hold tensors, differ between processes, and are in use.
+
+
+class Checkpointed(Protocol):
+    """A part of a trainer that survives a checkpoint; the state is plain data and tensors."""
+
+    def state_dict(self) -> Json:
+        """The state between two updates."""
+        ...
+
+    def load_state_dict(self, state: Json) -> None:
+        """Continue from a state."""
+        ...
+
+
+Parts = Mapping[str, Checkpointed]
+
+
+def save_parts(trainer: "KLTrainer", folder: Path) -> None:
+    """Write the state of `trainer.checkpointed` to a checkpoint."""
+    state = {name: plain(part.state_dict()) for name, part in trainer.checkpointed.items()}
+    content = io.BytesIO()
+    torch.save({"processes": trainer.accelerator.num_processes, "state": state}, content)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_whole(state_file(folder, trainer.accelerator.process_index), content.getvalue())
+
+
+def load_parts(trainer: "KLTrainer", folder: Path) -> Json:
+    """Let `trainer.checkpointed` continue from what `save_parts` wrote, which is returned.
+
+    It must have been written by as many processes. No code in the file is executed.
+    """
+    accelerator = trainer.accelerator
+    path = state_file(folder, accelerator.process_index)
+    saved: Json = {"processes": "fewer"}
+    if path.is_file():
+        saved = torch.load(path, map_location=accelerator.device, weights_only=True)
+    if saved["processes"] != accelerator.num_processes:
+        expected, received = f"a checkpoint of {accelerator.num_processes} processes", f"of {saved['processes']}"
+        raise RunError(expected, f"{folder.name}, {received}", "resume with the number that wrote it")
+    for name, part in trainer.checkpointed.items():
+        part.load_state_dict(saved["state"][name])
+    return saved["state"]
+
+
+def plain(x: object) -> object:
+    """Nested data with Python's numbers in the place of NumPy's, which `torch.load` refuses.
+
+    Example:
+        >>> plain({"step": 3, "rewards": [numpy.float64(0.5), None]})
+        {'step': 3, 'rewards': [0.5, None]}
+    """
+    if isinstance(x, dict):
+        return {key: plain(value) for key, value in x.items()}
+    if isinstance(x, list | tuple):
+        return [plain(value) for value in x]
+    return x.item() if isinstance(x, numpy.generic) else x
+
+
+def state_file(folder: Path, rank: int) -> Path:
+    return folder / f"klgrad_state_{rank}.pt"
 
 
 # The files of a checkpoint, where transformers has no public name for them.
@@ -303,12 +370,8 @@ def reference_loaded_from(name: str, model: Model, args: GRPOConfig) -> Iterator
     TRL loads the reference by the name in the model's configuration, with `model_init_kwargs`. These belong to the
     model (for example a revision), and it is loaded already; TRL takes dtype and attention over from it.
     """
-    before, how = model.config._name_or_path, args.model_init_kwargs
-    model.config._name_or_path, args.model_init_kwargs = name, None
-    try:
+    with lend(model.config, _name_or_path=name), lend(args, model_init_kwargs=None):
         yield
-    finally:
-        model.config._name_or_path, args.model_init_kwargs = before, how
 
 
 def add_reference(trainer: GRPOTrainer, name: str, args: GRPOConfig) -> Model:
@@ -387,14 +450,9 @@ def generate(trainer: GRPOTrainer, prompt_ids: Rows) -> Rows:
     return trainer._generate_single_turn(prompt_ids, None, {}, 1)[0]
 
 
-@contextmanager
-def generating_by(trainer: GRPOTrainer, model: Model) -> Iterator[None]:
+def generating_by(trainer: GRPOTrainer, model: Model) -> AbstractContextManager[None]:
     """While the context lasts, TRL generates by this model, without vLLM."""
-    before, trainer.model_wrapped = trainer.model_wrapped, model
-    try:
-        yield
-    finally:
-        trainer.model_wrapped = before
+    return lend(trainer, model_wrapped=model)
 
 
 def decode(trainer: GRPOTrainer, completion_ids: Rows) -> list[str]:
@@ -425,15 +483,9 @@ def padded_mask(trainer: GRPOTrainer, mask: Rows) -> Tensor:
     return pad(rows, padding_value=0, padding_side="right").to(trainer.accelerator.device)
 
 
-@contextmanager
-def shuffle_with(shuffle: Callable[[Batch], Batch]) -> Iterator[None]:
+def shuffle_with(shuffle: Callable[[Batch], Batch]) -> AbstractContextManager[None]:
     """While TRL splits a generation batch into micro-batches, let `shuffle` order its rows instead of TRL."""
-    module: Any = grpo_trainer
-    before, module.shuffle_sequence_dict = module.shuffle_sequence_dict, shuffle
-    try:
-        yield
-    finally:
-        module.shuffle_sequence_dict = before
+    return lend(grpo_trainer, shuffle_sequence_dict=shuffle)
 
 
 # Log-probs of completions by TRL's forward pass, and TRL's loss, with the forward pass that it asks for captured.
@@ -497,17 +549,10 @@ class PassCapture:
         return answer(own)
 
 
-@contextmanager
-def loss_leaves_no_trace(trainer: object) -> Iterator[None]:
+def loss_leaves_no_trace(trainer: object) -> AbstractContextManager[None]:
     """Lend a loss of TRL copies of what it changes beside its value: metrics, and the adaptive entropy's state."""
-    before = {name: getattr(trainer, name) for name in CHANGED_BY_A_LOSS if hasattr(trainer, name)}
-    for name, value in before.items():
-        setattr(trainer, name, copy.deepcopy(value))
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            setattr(trainer, name, value)
+    changing = [name for name in CHANGED_BY_A_LOSS if hasattr(trainer, name)]
+    return lend(trainer, **{name: copy.deepcopy(getattr(trainer, name)) for name in changing})
 
 
 def token_weights(trainer: GRPOTrainer, capture: PassCapture, model: Model, batch: Batch, like: Tensor) -> Tensor:
@@ -545,15 +590,10 @@ def token_weights(trainer: GRPOTrainer, capture: PassCapture, model: Model, batc
 # `beta`: 0 in a `KLTrainer`, so that TRL's own KL is off, except where TRL's code has to see that there is a reference.
 
 
-@contextmanager
-def lend_beta(owner: GRPOTrainer | GRPOConfig, value: float) -> Iterator[None]:
+def lend_beta(owner: GRPOTrainer | GRPOConfig, value: float) -> AbstractContextManager[None]:
     """While the context lasts, TRL sees this `beta`.
 
     A `GRPOConfig` with one above 0 makes TRL load and prepare a reference when it sets up a trainer, and a trainer
     with one makes TRL score completions by it.
     """
-    owner.beta = value
-    try:
-        yield
-    finally:
-        owner.beta = 0.0
+    return lend(owner, beta=value)

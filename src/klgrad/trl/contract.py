@@ -3,19 +3,19 @@
 import inspect
 import warnings
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
-from types import FunctionType
 
 import torch
 import transformers
 import trl
-from torch import Tensor
 from transformers import Trainer, TrainerCallback, TrainerState
 from trl.trainer import distillation_trainer as module
 from trl.trainer.distillation_trainer import DistillationTrainer
 from trl.trainer.grpo_trainer import GRPOTrainer
 
+from ..integrations import lend
 from .compat import ContractError, check_version
 
 # What `KLTrainer` relies on in TRL and transformers, checked when a trainer is built.
@@ -141,8 +141,7 @@ class Observer:
 # TRL's distillation loss, with its divergence replaced.
 #
 # Touches `trl.trainer.distillation_trainer._chunked_divergence_loss` and `DistillationTrainer._compute_loss`, which
-# calls it by that global name. A copy of the method with another function under that name is called; the module is
-# unchanged.
+# calls it by that global name; another function has the name while the loss is computed.
 
 DIVERGENCE = "_chunked_divergence_loss"
 DISTILLATION_PARAMETERS = (
@@ -157,16 +156,14 @@ def check_distillation() -> None:
     check_version()
     names = tuple(inspect.signature(getattr(module, DIVERGENCE)).parameters)[: len(DISTILLATION_PARAMETERS)]
     code = DistillationTrainer._compute_loss.__code__
-    if names != DISTILLATION_PARAMETERS or DIVERGENCE not in code.co_names or code.co_freevars:
+    if names != DISTILLATION_PARAMETERS or DIVERGENCE not in code.co_names:
         expected = f"DistillationTrainer._compute_loss that calls {DIVERGENCE}({', '.join(DISTILLATION_PARAMETERS)})"
         raise ContractError(expected, f"{DIVERGENCE}({', '.join(names)})")
 
 
-def loss_with(divergence: Callable[..., object], trainer: DistillationTrainer, *given: object) -> Tensor:
-    """What TRL's `_compute_loss` returns if `divergence` stands for its own."""
-    method = DistillationTrainer._compute_loss
-    names = {**method.__globals__, DIVERGENCE: divergence}
-    return FunctionType(method.__code__, names, argdefs=method.__defaults__)(trainer, *given)
+def divergence_by(divergence: Callable[..., object]) -> AbstractContextManager[None]:
+    """While the context lasts, TRL's distillation computes its divergence by this function."""
+    return lend(module, **{DIVERGENCE: divergence})
 
 
 # cuDNN's attention on Hopper GPUs may return gradients that are not a number.

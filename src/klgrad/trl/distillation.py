@@ -8,9 +8,12 @@ from trl.trainer.distillation_config import DistillationConfig
 from trl.trainer.distillation_trainer import DistillationTrainer as TRLDistillationTrainer
 
 from ..kernels import Head, token_statistics
-from ..support import Model
-from .contract import check_distillation, loss_with
+from ..support import Json, Model
+from .contract import check_distillation, divergence_by
 from .scorer import compare_head, head_of, some_tokens
+
+Items = Tensor | int | None
+"""The number of tokens to divide by; None for those of the batch."""
 
 
 def divergence_loss(
@@ -20,7 +23,7 @@ def divergence_loss(
     teacher_head: Head,
     mask: Tensor,
     beta: float,
-    items: Tensor | int | None = None,
+    items: Items = None,
     budget: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The sum of one divergence over the live tokens, divided by `items` or by their number.
@@ -96,7 +99,7 @@ class DistillationTrainer(TRLDistillationTrainer):
         super().__init__(model, teacher_model, args, *others, **kwargs)
 
     def compute_loss(
-        self, model: Model, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+        self, model: Model, inputs: Json, return_outputs: bool = False, num_items_in_batch: Items = None
     ) -> Any:
         """Compare the heads before the first loss."""
         if not self._heads_compared:
@@ -105,8 +108,9 @@ class DistillationTrainer(TRLDistillationTrainer):
             self._heads_compared = True
         return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
 
-    def _compute_loss(self, unwrapped_student: Any, inputs: Any, num_items_in_batch: Any) -> Any:
-        return loss_with(self._divergence, self, unwrapped_student, inputs, num_items_in_batch)
+    def _compute_loss(self, unwrapped_student: Model, inputs: Json, num_items_in_batch: Items) -> Any:
+        with divergence_by(self._divergence):
+            return super()._compute_loss(unwrapped_student, inputs, num_items_in_batch)
 
     def _divergence(
         self,
@@ -116,7 +120,7 @@ class DistillationTrainer(TRLDistillationTrainer):
         teacher_lm_head_weight: Tensor,
         completion_mask: Tensor,
         beta: float,
-        num_items_in_batch: Any = None,
+        num_items_in_batch: Items = None,
         **_: object,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """In the place of TRL's: heads are read from the models, because TRL does not know every scale and cap."""

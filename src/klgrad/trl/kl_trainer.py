@@ -20,7 +20,7 @@ from ..core.result import KLResult
 from ..core.rollout import Rollout, checked_at_the_end
 from ..core.term import KLTerm
 from ..errors import KernelInputError, MeaningError, RunError
-from ..integrations import token_values
+from ..integrations import lend, token_values
 from ..models import resolve_embedded
 from ..support import Json, Model
 from .compat import (
@@ -30,9 +30,11 @@ from .compat import (
     ContractError,
     GenerationState,
     LossSinceLog,
+    Parts,
     Pass,
     PassCapture,
     Result,
+    Rows,
     Sampled,
     add_reference,
     attention_of,
@@ -41,18 +43,18 @@ from .compat import (
     has_adapters,
     lend_beta,
     load_model,
+    load_parts,
     log_metrics,
     model_name,
     reference_loaded_from,
+    save_parts,
     shuffle_with,
     token_weights,
 )
-from .config import KLConfig, TRLObjective, resolve_config
-from .config_checks import teachers_of
+from .config import KLConfig, TRLObjective, resolve_config, teachers_of
 from .contract import check_contract, warn_of_cudnn_attention
 from .metrics import KLMetrics
 from .scorer import PromptNumbers, Scorer, gather_rows, shuffle_groups
-from .state_files import Parts, load_parts, save_parts
 
 # The KL as parts of a loss: per token, for TRL to reduce, or summed.
 
@@ -382,17 +384,14 @@ class KLTrainer(GRPOTrainer):
         functions, weights = as_list(reward_funcs), args.reward_weights
         check_weights(weights, functions)
         rewards = functions or [no_reward]
-        args.reward_weights = list(weights or [1.0] * len(rewards))
+        weights = list(weights or [1.0] * len(rewards))
         if self._has_kl_reward:
-            rewards = [*rewards, KLReward()]
-            args.reward_weights.append(-args.kl_coef)
+            rewards, weights = [*rewards, KLReward()], [*weights, -args.kl_coef]
         if classes := as_list(kwargs.get("reward_processing_classes")):
             kwargs = {**kwargs, "reward_processing_classes": [*classes, *[None] * (len(rewards) - len(functions))]}
-        try:
-            with lend_beta(args, float(self.has_reference)), as_reference(model, args, kwargs) as (named, given):
-                super().__init__(named, reward_funcs=[*rewards], args=args, **given)
-        finally:
-            args.reward_weights = weights
+        lent = lend(args, reward_weights=weights, beta=float(self.has_reference))
+        with lent, as_reference(model, args, kwargs) as (named, given):
+            super().__init__(named, reward_funcs=[*rewards], args=args, **given)
         self.beta = 0.0
         if len(self.reward_funcs) > len(rewards) and no_reward in self.reward_funcs:  # an environment has a reward
             index = self.reward_funcs.index(no_reward)
@@ -416,7 +415,7 @@ class KLTrainer(GRPOTrainer):
 
     # Score
 
-    def _prepare_inputs(self, generation_batch: Any) -> Any:
+    def _prepare_inputs(self, generation_batch: list[Json]) -> Batch:
         self.prompt_numbers.check(generation_batch)
         if not self.objective.needs_groups:
             return super()._prepare_inputs(generation_batch)
@@ -464,7 +463,7 @@ class KLTrainer(GRPOTrainer):
         return batch
 
     def _calculate_rewards(
-        self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any, *args: Any
+        self, inputs: object, prompts: object, completions: object, completion_ids_list: Rows, *args: object
     ) -> Tensor:
         rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list, *args)
         if self._has_kl_reward:  # a completion that no reward scored must not be scored by its KL

@@ -47,8 +47,7 @@ from .compat import (
     padded_mask,
     reference_model,
 )
-from .config import KLConfig, TRLObjective
-from .config_checks import teachers_of
+from .config import KLConfig, TRLObjective, teachers_of
 
 # All processes' completions of one step, so that baselines and reports are those of the whole batch.
 

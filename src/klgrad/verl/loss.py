@@ -23,6 +23,9 @@ from .declaration import Config, VerlObjective
 # The keys `response_mask`, `old_log_probs`, `rollout_log_probs`, `ref_log_prob`, `teacher_logprobs` and `uid` are
 # verl's.
 
+Batch = Any
+"""A TensorDict of verl's, or tensors by name."""
+
 SAMPLERS = {"rollout": "rollout_log_probs", "old": "old_log_probs"}
 """The key of the log-probs of each `sampler`."""
 
@@ -43,7 +46,7 @@ def rollout_of_step(batch: Mapping[str, Tensor], uid: Sequence[object], *, score
     )
 
 
-def rollout_of_micro_batch(declaration: VerlObjective, logp: Tensor, ref_logp: Tensor, batch: Any) -> Rollout:
+def rollout_of_micro_batch(declaration: VerlObjective, logp: Tensor, ref_logp: Tensor, batch: Batch) -> Rollout:
     """A micro-batch of a worker: the policy that is trained is π, and `sampler` says what sampled."""
     behavior = None
     if declaration.term.weighting is not None:
@@ -51,7 +54,7 @@ def rollout_of_micro_batch(declaration: VerlObjective, logp: Tensor, ref_logp: T
     return Rollout(logp, ref_logp, batch["response_mask"].to(torch.bool), behavior_logp=behavior)
 
 
-def _needed(batch: Any, key: str) -> Tensor:
+def _needed(batch: Batch, key: str) -> Tensor:
     if key not in batch.keys():  # noqa: SIM118 (a TensorDict does not support `in`)
         remedy = {
             "rollout_log_probs": "set actor_rollout_ref.rollout.calculate_log_probs=True",
@@ -171,7 +174,11 @@ class KLLoss:
     declaration: VerlObjective
 
     def __call__(
-        self, model_output: Any = None, data: Any = None, dp_group: Any = None, student_logits: Tensor | None = None
+        self,
+        model_output: Batch = None,
+        data: Batch = None,
+        dp_group: object = None,
+        student_logits: Tensor | None = None,
     ) -> Any:
         """The loss and the metrics of a micro-batch, as verl's workers call it.
 
@@ -190,7 +197,7 @@ class KLLoss:
         rest = loss if self.declaration.task_rewards else 0.0
         return rest + beta * kl, {**metrics, **numbers, "klgrad/coef": beta}
 
-    def _beta(self, data: Any) -> float:
+    def _beta(self, data: Batch) -> float:
         if self.declaration.target is None:
             return self.declaration.coef
         from verl.utils import tensordict_utils
@@ -203,7 +210,7 @@ class KLLoss:
         return float(beta)
 
 
-def top_k_divergence(declaration: VerlObjective, logits: Tensor, data: Any) -> Tensor:
+def top_k_divergence(declaration: VerlObjective, logits: Tensor, data: Batch) -> Tensor:
     """(1, N) the declared divergence of each token over the teacher's top k and its tail, from (1, N, V) logits."""
     ids, ref_logp = (data[name].values()[None] for name in ("teacher_ids", "teacher_logprobs"))
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
@@ -211,7 +218,7 @@ def top_k_divergence(declaration: VerlObjective, logits: Tensor, data: Any) -> T
     return (lumped_kl if declaration.tail == "lump" else head_kl)(logp, ref_logp, declaration.term.generator)
 
 
-def kl_loss(declaration: VerlObjective, actor: Config, model_output: Any, data: Any) -> tuple[Tensor, Json]:
+def kl_loss(declaration: VerlObjective, actor: Config, model_output: Batch, data: Batch) -> tuple[Tensor, Json]:
     """The declared term on a micro-batch, a scalar, and its metrics.
 
     It is reduced and scaled over workers and micro-batches as verl does for its own losses. The log-probs of the

@@ -1,8 +1,6 @@
 """verl's trainers with a declared KL: `klgrad_sync`, `klgrad_colocate_async` and `klgrad_separate_async`."""
 
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +21,7 @@ from verl.workers.engine_workers import ActorRolloutRefWorker
 from verl.workers.utils.losses import ppo_loss
 from verl.workers.utils.padding import response_to_nested
 
+from ..integrations import lend
 from ..support import Json
 from .declaration import (
     NODE,
@@ -108,7 +107,9 @@ class DeclaredKL(PPOTrainer):
             self.use_reference_policy = True
 
     def _init_resource_pool_mgr(self) -> None:
-        with reference_is_built(self.config, wanted=not self.declaration.from_teacher):
+        # As for verl's own KL in the reward, so that it chooses workers with a reference.
+        own = self.config.algorithm.use_kl_in_reward
+        with lend(self.config.algorithm, use_kl_in_reward=own or not self.declaration.from_teacher):
             super()._init_resource_pool_mgr()
         for role in ACTORS:
             if role in self.role_worker_mapping:
@@ -155,17 +156,6 @@ class DeclaredKL(PPOTrainer):
         folder = step_folder(self.config, self.global_steps)
         if self.global_steps and not load_beta(self.beta, folder):
             logger.warning("klgrad: the checkpoint has no %s; β starts at %g", STATE_FILE, self.beta.value)
-
-
-@contextmanager
-def reference_is_built(config: Config, *, wanted: bool) -> Iterator[None]:
-    """While verl chooses its workers, make it choose those with a reference, as for its own KL in the reward."""
-    before = config.algorithm.use_kl_in_reward
-    config.algorithm.use_kl_in_reward = before or wanted
-    try:
-        yield
-    finally:
-        config.algorithm.use_kl_in_reward = before
 
 
 @register_trainer(f"{PREFIX}sync")

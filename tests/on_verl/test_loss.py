@@ -6,13 +6,23 @@ import math
 import pytest
 import torch
 from on_verl.configuration import HAS_VERL
+from oracle import mean_gradient_over_groups
 from tolerances import EXACT, SINGLE
 
 from klgrad import KLTerm
+from klgrad.audit.batch import from_problem
+from klgrad.audit.gradients import expected_gradient
+from klgrad.audit.subject import Subject
+from klgrad.enumeration import autoregressive
 from klgrad.errors import RolloutError
+from klgrad.frameworks.verl import actor, declared
+from klgrad.verl import loss as verl_loss
 from klgrad.verl.declaration import term_of
 from klgrad.verl.loss import (
+    BETA,
+    KLLoss,
     check_one_row_per_session,
+    kl_loss,
     lowered_advantages,
     rollout_of_micro_batch,
     rollout_of_step,
@@ -21,6 +31,7 @@ from klgrad.verl.loss import (
 )
 
 pytestmark = pytest.mark.filterwarnings("ignore")
+needs_verl = pytest.mark.skipif(not HAS_VERL, reason="verl is not installed")
 
 
 def step(rows=6, width=5, *, engine=True, seed=0):
@@ -148,14 +159,10 @@ def test_the_kl_of_an_adaptive_beta(unit):
     )
 
 
+@needs_verl
 def test_an_adaptive_beta_needs_the_one_of_the_driver():
-    pytest.importorskip("tensordict")
-    if not HAS_VERL:
-        pytest.skip("verl is not installed")
     from tensordict import TensorDict
     from verl.utils import tensordict_utils
-
-    from klgrad.verl.loss import BETA, KLLoss
 
     loss = KLLoss(lambda **_: (torch.zeros(()), {}), term_of({"target": 1.0}))
     data = TensorDict({}, batch_size=[])
@@ -169,9 +176,6 @@ def on_micro_batch(declaration, batch, rows, leaf, mode="token-mean"):
     """`kl_loss` on some rows of a batch, as a worker calls it; verl passes the numbers of the whole mini-batch."""
     from verl.utils import tensordict_utils
 
-    from klgrad.frameworks.verl import actor
-    from klgrad.verl.loss import kl_loss
-
     part = {name: x[rows] for name, x in batch.items()}
     ones = torch.ones_like(part["response_mask"])
     part |= {"prompts": ones[:, :1], "responses": ones, "attention_mask": torch.cat([ones[:, :1], ones], 1)}
@@ -182,7 +186,7 @@ def on_micro_batch(declaration, batch, rows, leaf, mode="token-mean"):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not HAS_VERL, reason="verl is not installed")
+@needs_verl
 @pytest.mark.parametrize("reduction", ["policy", "sequence"])
 @pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "token-sum"])
 def test_micro_batches_add_up_to_the_batch(mode, reduction):
@@ -198,7 +202,7 @@ def test_micro_batches_add_up_to_the_batch(mode, reduction):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not HAS_VERL, reason="verl is not installed")
+@needs_verl
 @pytest.mark.parametrize("node", [{}, {"ratio": "prefix"}, {"level": "token", "ratio": "token"}])
 def test_a_micro_batch_of_padding_alone_has_the_metrics_of_the_others(node):
     """verl raises if a worker has fewer values of a metric than another: see `Metric.aggregate_dp`."""
@@ -212,3 +216,90 @@ def test_a_micro_batch_of_padding_alone_has_the_metrics_of_the_others(node):
     assert not torch.autograd.grad(loss, leaf)[0].any()
     for name, metric in empty.items():
         assert math.isfinite(Metric.aggregate_dp([live[name], metric]))
+
+
+# verl's own loss code with the declared KL: the mean gradient over all completions is that of the term, in float64.
+
+PROBLEM = autoregressive(2, 3, ends=True, seed=8, away_from_ref=1.0)
+NODES = {
+    "sequence": {},
+    "discount": {"discount": 0.5},
+    "sequence, prefix": {"ratio": "prefix", "ratio_bound": "none"},
+    "sequence, truncated": {"ratio": "prefix", "ratio_bound": "truncate:1.1"},
+    "token, masked": {"level": "token", "ratio": "token", "ratio_bound": "mask:0.5:2"},
+    "influence": {"level": "token", "influence_bound": 0.3},
+    "k1_k3": {"estimator": "k1_k3"},
+    "forward sequence": {"divergence": "forward", "estimator": "k3", "ratio": "sequence", "ratio_bound": "none"},
+    "jensen-shannon, teacher": {
+        "reference": "teacher",
+        "divergence": "jensen-shannon(0.1)",
+        "level": "token",
+        "estimator": "sampled",
+        "ratio": "prefix",
+        "ratio_bound": "none",
+    },
+    "a mixture with a future": {
+        "divergence": "0.3 forward + 0.7 reverse",
+        "level": "future",
+        "estimator": "sampled",
+        "discount": 0.5,
+    },
+    "teacher": {"reference": "teacher", "discount": 0.5, "ratio": "prefix", "ratio_bound": "none"},
+    "advantage": {"placement": "advantage"},
+    "advantage, leave-one-out": {"placement": "advantage", "baseline": "leave_one_out"},
+    "advantage, all": {
+        "placement": "advantage",
+        "baseline": "leave_one_out",
+        "discount": 0.7,
+        "ratio": "prefix",
+        "ratio_bound": "clip:0.7:1.4",
+    },
+}
+
+
+def gradient_on_verl(subject, problem, advantage):
+    alone = Subject(subject.name, "framework", subject.loss, stacks=False)
+    return expected_gradient(alone, problem, 2, advantage).mean[: problem.logits.numel()]
+
+
+@pytest.mark.slow
+@needs_verl
+@pytest.mark.parametrize("on_policy", [True, False])
+@pytest.mark.parametrize("case", NODES)
+def test_it_is_that_of_the_term(case, on_policy):
+    problem = PROBLEM.on_policy() if on_policy else PROBLEM
+    found = gradient_on_verl(declared(NODES[case]), problem, torch.zeros(len(problem.space)).double())
+    term = term_of(NODES[case]).term
+    EXACT.check_vector(
+        found, mean_gradient_over_groups(PROBLEM, 2, lambda rollout: term(rollout).loss, on_policy=on_policy)
+    )
+
+
+@pytest.mark.slow
+@needs_verl
+@pytest.mark.parametrize("placement", ["loss", "advantage"])
+def test_it_is_added_to_the_policy_gradient(placement):
+    """Sample by sample: on-policy nothing is clipped, so the gradient of the sum is the sum of the gradients."""
+    problem = PROBLEM.on_policy()
+    rewards = torch.randn(len(problem.space), generator=torch.Generator().manual_seed(0)).double()
+
+    def gradient(coef, advantage):
+        batch = from_problem(problem, torch.arange(len(problem.space))[None], advantage)
+        return torch.autograd.grad(declared({"placement": placement, "coef": coef})(batch), batch.logp)[0]
+
+    reward, kl = gradient(0.0, rewards), gradient(0.3, 0 * rewards)
+    assert min(float(reward.norm()), float(kl.norm())) > 0.01
+    EXACT.check_vector(gradient(0.3, rewards), reward + kl)
+
+
+@pytest.mark.slow
+@needs_verl
+def test_a_missing_detach_or_a_wrong_sign_would_be_seen(monkeypatch):
+    problem, none = PROBLEM.on_policy(), torch.zeros(len(PROBLEM.space)).double()
+    right = gradient_on_verl(declared({"placement": "advantage"}), problem, none)
+    lower = verl_loss.lowered_advantages
+    monkeypatch.setattr(verl_loss, "lowered_advantages", lambda *a: 2 * a[3] - lower(*a))
+    wrong = gradient_on_verl(declared({"placement": "advantage"}), problem, none)
+    EXACT.check_vector(wrong, -right)
+    with pytest.raises(AssertionError):
+        EXACT.check_vector(wrong, right)

@@ -1,7 +1,6 @@
-"""Short runs of a `KLTrainer`: staleness, an adaptive β, a teacher, what is logged and what is warned of."""
+"""Short runs of a `KLTrainer`: staleness, an adaptive β, a teacher, logs, warnings, and runs that are resumed."""
 
 import copy
-import shutil
 import warnings
 from typing import Any
 
@@ -9,10 +8,10 @@ import pytest
 import tiny
 import torch
 from tolerances import SAME_STEPS, SINGLE
-from trl.trainer.grpo_trainer import GRPOTrainer
+from trl import GRPOConfig, GRPOTrainer
 
 from klgrad import Rollout
-from klgrad.errors import KernelInputError, MeaningError, RolloutError
+from klgrad.errors import MeaningError, RolloutError
 from klgrad.trl import KLConfig, KLTrainer
 from klgrad.trl.metrics import unbiased_kl
 from klgrad.trl.scorer import merge_lone_rows, shuffle_groups
@@ -29,6 +28,14 @@ def quiet():
 
 def made(path, **settings) -> Any:
     return tiny.trainer(KLTrainer, KLConfig, path, **settings)
+
+
+def trained_groups(trainer):
+    """The numbers of the prompts in each micro-batch of a training."""
+    groups, loss = [], trainer._compute_loss
+    trainer._compute_loss = lambda model, inputs: groups.append(inputs["group"].tolist()) or loss(model, inputs)
+    trainer.train()
+    return groups
 
 
 def test_the_embedded_model_by_its_name(tmp_path, monkeypatch):
@@ -128,9 +135,7 @@ def test_an_update_is_logged_as_a_whole(tmp_path):
     for name, rows, steps in (("one", 16, 1), ("four", 4, 4)):
         settings = {"per_device_train_batch_size": rows, "gradient_accumulation_steps": steps}
         trainer = made(tmp_path / name, **common, **settings)
-        with torch.no_grad():  # far enough from its reference to have something to log
-            for parameter in trainer.ref_model.parameters():
-                parameter.mul_(1.5)
+        tiny.move_reference(trainer)
         trainer.train()
         logged = {
             k: v for k, v in trainer.state.log_history[0].items() if k.startswith(("kl/", "length/", "log_ratio"))
@@ -145,22 +150,15 @@ def test_an_update_is_logged_as_a_whole(tmp_path):
 
 def test_what_is_fed_to_beta_is_weighed(tmp_path):
     """By the declared ratio: on completions of another policy the plain mean is not the KL."""
+    logp, ref, mu = -torch.rand(3, 6, 4, generator=torch.Generator().manual_seed(0))
+    rollout = Rollout(logp, ref, torch.ones(6, 4), behavior_logp=mu)
+    k3 = (logp - ref).neg().exp() - 1 + (logp - ref)
     trainer = made(tmp_path, kl_target=1.0, kl_ratio="sequence", kl_ratio_bound="none")
-    logp, ref, mu = -torch.rand(3, 6, 4, generator=torch.Generator().manual_seed(0))
-    rollout = Rollout(logp, ref, torch.ones(6, 4), behavior_logp=mu)
-    weight = (logp - mu).sum(-1).exp()
-    plain = ((logp - ref).neg().exp() - 1 + (logp - ref)).sum(-1)
-    SINGLE.check(unbiased_kl(trainer.objective, rollout), (weight * plain).sum())
-
-
-def test_beta_on_the_samplers_prefixes(tmp_path):
-    """Each token by its own ratio, within its bound, as the term itself; and it trains."""
-    settings = {"kl_level": "token", "kl_ratio": "token", "kl_ratio_bound": "truncate:1.2"}
-    trainer = made(tmp_path, kl_target=1.0, max_steps=1, **settings)
-    logp, ref, mu = -torch.rand(3, 6, 4, generator=torch.Generator().manual_seed(0))
-    rollout = Rollout(logp, ref, torch.ones(6, 4), behavior_logp=mu)
-    plain = (logp - ref).neg().exp() - 1 + (logp - ref)
-    SINGLE.check(unbiased_kl(trainer.objective, rollout), ((logp - mu).exp().clamp(max=1.2) * plain).sum())
+    SINGLE.check(unbiased_kl(trainer.objective, rollout), ((logp - mu).sum(-1).exp() * k3.sum(-1)).sum())
+    # On the sampler's prefixes each token by its own ratio, within its bound, as the term itself.
+    on_prefixes = {"kl_level": "token", "kl_ratio": "token", "kl_ratio_bound": "truncate:1.2"}
+    trainer = made(tmp_path, kl_target=1.0, max_steps=1, **on_prefixes)
+    SINGLE.check(unbiased_kl(trainer.objective, rollout), ((logp - mu).exp().clamp(max=1.2) * k3).sum())
     trainer.train()
     assert trainer.coefficient.value != 0.05
 
@@ -202,11 +200,8 @@ def test_an_evaluation_is_logged_as_a_whole(tmp_path, placement):
 
 def test_generations_of_one_update_are_told_apart(tmp_path):
     settings = {"steps_per_generation": 1, "gradient_accumulation_steps": 2, "max_steps": 2}
-    trainer = made(tmp_path, **settings)
-    seen, loss = [], trainer._compute_loss
-    trainer._compute_loss = lambda model, inputs: seen.append(set(inputs["group"].tolist())) or loss(model, inputs)
-    trainer.train()
-    assert len(seen[0] | seen[1]) == len(seen[2] | seen[3]) == 4
+    groups = trained_groups(made(tmp_path, **settings))
+    assert len({*groups[0], *groups[1]}) == len({*groups[2], *groups[3]}) == 4
 
 
 def test_nothing_live_moves_no_beta(tmp_path):
@@ -245,15 +240,6 @@ def test_teacher_and_student_of_different_sizes(tmp_path):
     assert sum(kl[-3:]) < 0.7 * sum(kl[:3])
 
 
-def test_tokenizers_must_agree(tmp_path):
-    other = tmp_path / "other"
-    shutil.copytree(tiny.folder(), other)
-    written = (other / "tokenizer.json").read_text()
-    (other / "tokenizer.json").write_text(written.replace('"w29"', '"other"'))
-    with pytest.raises(KernelInputError, match=r"one tokenizer.*token 31"):
-        made(tmp_path, teacher=str(other), reward_funcs=None)
-
-
 @pytest.mark.parametrize("estimator", ["exact", "k1"])
 def test_a_head_may_be_padded(estimator, tmp_path):
     """As in families whose sizes round the vocabulary up differently; the entries beyond are nobody's."""
@@ -262,13 +248,6 @@ def test_a_head_may_be_padded(estimator, tmp_path):
     assert (trainer.scorer.vocabulary, trainer.model.config.vocab_size) == (32, 32)
     trainer.train()
     assert tiny.logged(trainer, "kl/reverse/k3/per_token")[0] > 0
-
-
-def test_a_teacher_needs_a_student_without_adapters(tmp_path):
-    from peft import LoraConfig
-
-    with pytest.raises(MeaningError, match="without adapters"):
-        tiny.trainer(KLTrainer, KLConfig, tmp_path, teacher=tiny.folder(layers=1), peft_config=LoraConfig())
 
 
 def test_the_students_tokenizer_is_its_own(tmp_path, monkeypatch):
@@ -308,9 +287,11 @@ def test_a_reference_that_follows(tmp_path):
         SINGLE.check(ref, (own + first) / 2)
 
 
-def test_leave_one_out_needs_two_in_a_micro_batch(tmp_path):
+def test_what_compares_completions_needs_them_in_its_micro_batches(tmp_path):
     with pytest.raises(MeaningError, match="no peers there"):
         made(tmp_path, kl_baseline="leave_one_out", per_device_train_batch_size=1, gradient_accumulation_steps=8)
+    with pytest.raises(MeaningError, match="micro-batches of whole groups of 4 completions"):
+        made(tmp_path, kl_cell="k1-reward-group-std", per_device_train_batch_size=2, gradient_accumulation_steps=4)
 
 
 def test_the_config_is_left_as_it_was(tmp_path):
@@ -323,12 +304,8 @@ def test_the_config_is_left_as_it_was(tmp_path):
 
 
 def test_a_kl_that_does_not_start_at_zero_is_told_of(tmp_path):
-    import warnings
-
     trainer = made(tmp_path, max_steps=1)
-    with torch.no_grad():
-        for parameter in trainer.ref_model.parameters():
-            parameter += 0.1 * torch.randn_like(parameter)
+    tiny.move_reference(trainer)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         trainer.train()
@@ -375,10 +352,14 @@ def test_prompts_are_shuffled_whole():
 
 def test_peers_stay_together(tmp_path):
     trainer = made(tmp_path, kl_baseline="leave_one_out", per_device_train_batch_size=4, gradient_accumulation_steps=4)
-    seen, loss = [], trainer._compute_loss
-    trainer._compute_loss = lambda model, inputs: seen.append(inputs["group"].tolist()) or loss(model, inputs)
-    trainer.train()
-    assert all(len(set(group)) == 1 for group in seen)
+    assert all(len(set(group)) == 1 for group in trained_groups(trainer))
+
+
+def test_a_leave_one_out_loss_of_the_zoo_has_whole_groups_in_each_micro_batch(tmp_path):
+    settings = {"gradient_accumulation_steps": 2, "kl_reduction": "sequence"}
+    trainer = made(tmp_path, kl_cell="k1-reward-leave-one-out", **settings)
+    for group in trained_groups(trainer):
+        assert all(group.count(number) == trainer.num_generations for number in set(group))
 
 
 def test_groups_that_micro_batches_cut_apart(tmp_path):
@@ -475,8 +456,6 @@ def test_weights_are_for_the_rewards_that_were_given(tmp_path, placement):
 
 @pytest.mark.parametrize("settings", [{}, {"kl_placement": "reward"}, {"kl_estimator": "exact"}], ids=str)
 def test_a_model_without_a_name_trains_without_a_kl(tmp_path, settings):
-    from trl import GRPOConfig, GRPOTrainer
-
     stock = tiny.trained(GRPOTrainer, GRPOConfig, tmp_path / "trl", model=nameless(), max_steps=2)
     ours = made(tmp_path / "ours", model=nameless(), max_steps=2, kl_coef=0.0, scale_rewards="group", **settings)
     assert ours.ref_model is None
@@ -501,8 +480,6 @@ def nameless() -> Any:
     "settings", [{}, {"num_iterations": 2, "kl_ratio": "token", "kl_ratio_bound": "none"}], ids=str
 )
 def test_the_kl_is_logged_as_trl_logs_it(tmp_path, settings):
-    from trl import GRPOConfig, GRPOTrainer
-
     theirs = {name: value for name, value in settings.items() if not name.startswith("kl_")}
     stock = tiny.trained(GRPOTrainer, GRPOConfig, tmp_path / "trl", beta=0.3, **theirs)
     ours = tiny.trained(KLTrainer, KLConfig, tmp_path / "ours", kl_coef=0.3, kl_level="token", **settings)
@@ -518,3 +495,53 @@ def test_the_kl_is_logged_wherever_it_is_placed(tmp_path, settings):
     found = tiny.trained(KLTrainer, KLConfig, tmp_path, **settings)
     SINGLE.check(torch.tensor(tiny.logged(found, "kl")), torch.tensor(tiny.logged(found, "kl/reverse/k3/per_token")))
     assert len(tiny.logged(found, "kl")) == 3
+
+
+# A trainer that resumes from a checkpoint continues the run, by `Trainer`'s own argument.
+
+LOGGED = ("loss", "kl/coef", "kl/reverse/k3/per_token", "grad_norm")
+
+
+def built(folder, **settings):
+    return made(folder, kl_coef=0.05, max_steps=5, save_strategy="steps", save_steps=3, **settings)
+
+
+def test_it_continues_as_if_it_had_not_stopped(tmp_path):
+    """With an adapted β, completions that wait, and a generation that is used twice."""
+    settings = {"kl_target": 1000.0, "kl_horizon": 1, "rollout_lag": 2, "num_iterations": 2, "kl_ratio": "prefix"}
+    whole = built(tmp_path, **settings)
+    whole.train()
+    resumed = built(tmp_path, **settings)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+    for name in LOGGED:
+        assert tiny.logged(resumed, name) == pytest.approx(tiny.logged(whole, name), rel=1e-5)
+    SAME_STEPS.check(tiny.weights(resumed), tiny.weights(whole))
+
+
+def test_a_checkpoint_of_another_trainer_is_resumed_with_a_warning(tmp_path):
+    built(tmp_path, kl_target=1000.0, kl_horizon=1).train()
+    checkpoint = tmp_path / "checkpoint-3"
+    for file in checkpoint.glob("klgrad_*"):
+        file.unlink()
+    resumed = built(tmp_path, kl_target=1000.0, kl_horizon=1)
+    with pytest.warns(UserWarning, match=r"will start again with kl_coef.*a checkpoint of 1 processes"):
+        resumed.train(resume_from_checkpoint=str(checkpoint))
+    assert tiny.logged(resumed, "kl/coef")[3] == 0.05
+
+
+class Odd:
+    """A part whose state is no plain data."""
+
+    def state_dict(self):
+        return {"image": object()}
+
+    def load_state_dict(self, state):
+        raise AssertionError("there is nothing to load")
+
+
+def test_a_state_that_cannot_be_loaded_is_resumed_with_a_warning(tmp_path):
+    trainer = built(tmp_path)
+    trainer.checkpointed = {**trainer.checkpointed, "odd": Odd()}
+    trainer.train()
+    with pytest.warns(UserWarning, match="will start again with kl_coef"):
+        built(tmp_path).train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
