@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from klgrad.cli.mcp import EXAMPLES
+from klgrad.cli import EXAMPLES
 
 LOSS = """
 def kl_penalty(logp, ref_logp, mask):
@@ -68,9 +68,9 @@ def test_an_agent_audits_a_file_and_reads_advice(tmp_path):
 
 
 def test_without_the_sdk_the_error_names_the_extra(monkeypatch):
-    from klgrad.cli.mcp import command
+    from klgrad.cli import mcp
     from klgrad.errors import MissingExtraError
 
     monkeypatch.setitem(sys.modules, "mcp.server", None)
     with pytest.raises(MissingExtraError, match="klgrad\\[mcp\\]"):
-        command()
+        mcp()

@@ -10,7 +10,7 @@ from klgrad import KLTerm
 from klgrad.cli import app
 from klgrad.errors import UnknownNameError
 from klgrad.frameworks import FRAMEWORKS, HOMES, SETTINGS, recorded
-from klgrad.frameworks.recommendation import TARGET_OF, expresses
+from klgrad.frameworks.framework import TARGET_OF, expresses
 
 CASES = [(name, meaning) for name, settings in SETTINGS.items() for meaning in settings]
 MEANINGS = [(d, level) for d in ("reverse", "forward") for level in ("token", "sequence")]

@@ -11,17 +11,17 @@ from typer.testing import CliRunner
 
 from klgrad.cli import app
 from klgrad.errors import NotAuditableError, UnknownNameError
-from klgrad.frameworks import FRAMEWORKS, Recorded, drift, recorded
-from klgrad.frameworks.drift import PartChange, compare, newest_release
+from klgrad.frameworks import FRAMEWORKS, Recorded, record, recorded
+from klgrad.frameworks.record import PartChange, compare, newest_release
 
 SLIME = FRAMEWORKS["slime"]
-AS_CODE = replace(SLIME, name="slime", distribution="torch", source=None)
+AS_CODE = replace(SLIME, name="slime", distribution="torch", files=())
 """Its formulae as if they were the code of an installed package."""
 
 
 def answers(monkeypatch, text):
     done = subprocess.CompletedProcess([], 0 if text else 1, stdout=text, stderr="ERROR" if not text else "")
-    monkeypatch.setattr(drift.subprocess, "run", lambda *_, **__: done)
+    monkeypatch.setattr(record.subprocess, "run", lambda *_, **__: done)
 
 
 def test_the_answer_of_the_index(monkeypatch):
@@ -45,20 +45,22 @@ def test_cells_are_compared_by_part():
 def test_a_release_is_newer_by_its_number(monkeypatch):
     answers(monkeypatch, "torch (0.10.0)\n")
     known = replace(recorded("slime"), version="0.9.1")
-    monkeypatch.setattr(drift, "audit_again", lambda framework, known, found: found)
-    assert drift.check(AS_CODE, known).has_newer
-    assert not drift.check(AS_CODE, replace(known, version="0.10.0")).has_changed
+    monkeypatch.setattr(record, "audit_again", lambda framework, known, found: found)
+    assert record.check(AS_CODE, known).has_newer
+    assert not record.check(AS_CODE, replace(known, version="0.10.0")).has_changed
 
 
 @pytest.mark.slow
 def test_another_version_is_audited_again(monkeypatch):
     answers(monkeypatch, "")
     known = recorded("slime")
-    again = drift.check(AS_CODE, known)
+    again = record.check(AS_CODE, known)
     assert (again.audited, again.differences) == (True, [])
     row = known.rows[0]
     changed = replace(known, rows=[[row[0], "another divergence", *row[2:]], *known.rows[1:]])
-    assert drift.check(AS_CODE, changed).differences == [PartChange(row[0], "divergence", "another divergence", row[1])]
+    assert record.check(AS_CODE, changed).differences == [
+        PartChange(row[0], "divergence", "another divergence", row[1])
+    ]
 
 
 @pytest.mark.parametrize("error", [NotAuditableError("a", "b", "c"), AttributeError("renamed")])
@@ -67,13 +69,13 @@ def test_code_that_does_not_run_is_reported(monkeypatch, error):
         raise error
 
     answers(monkeypatch, "")
-    found = drift.check(replace(AS_CODE, losses=fail), recorded("slime"))
+    found = record.check(replace(AS_CODE, losses=fail), recorded("slime"))
     assert found.failure
     assert found.has_changed
 
 
 def test_the_command_lists_the_records_without_asking(monkeypatch):
-    monkeypatch.setattr(drift.subprocess, "run", None)
+    monkeypatch.setattr(record.subprocess, "run", None)
     shown = CliRunner().invoke(app, ["frameworks"])
     assert shown.exit_code == 0
     for name in FRAMEWORKS:

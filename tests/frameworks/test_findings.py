@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from klgrad.cli import app
 from klgrad.errors import UnknownNameError
 from klgrad.frameworks import FRAMEWORKS
-from klgrad.frameworks.findings import findings
+from klgrad.frameworks.record import findings
 
 FINDINGS = {f"{finding.framework}.{finding.name}": finding for finding in findings()}
 

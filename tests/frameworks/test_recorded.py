@@ -44,7 +44,7 @@ def test_what_is_written_is_read_again(tmp_path, monkeypatch):
     known = Recorded("mine", "1.2", "2026-01-02", ["loss", "notes"], [["mine π", "none"]], verdicts, words)
     (tmp_path / "records").mkdir()
     known.write(tmp_path / "records")
-    monkeypatch.setattr("klgrad.frameworks.framework.files", lambda _: tmp_path)
+    monkeypatch.setattr("klgrad.frameworks.record.files", lambda _: tmp_path)
     assert recorded("mine") == known
 
 

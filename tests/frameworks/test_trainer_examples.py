@@ -73,7 +73,7 @@ def ms_swift(monkeypatch):
     from klgrad.frameworks.ms_swift import _modules
 
     forward = {"_get_per_token_logps_and_entropies": lambda self, *_, **__: (self.given, None)}
-    own = type("GRPOTrainer", (_modules()["trainer"].GRPOTrainer,), forward)
+    own = type("GRPOTrainer", (_modules()["grpo_trainer"].GRPOTrainer,), forward)
     factory = SimpleNamespace(TRAINER_MAPPING={"grpo": "swift.rlhf_trainers.GRPOTrainer"})
     example = loaded(
         monkeypatch,
@@ -230,7 +230,7 @@ def skyrl_loss(example, batch: Batch):
         data = trainer.compute_advantages_and_returns(trainer.apply_reward_kl_penalty(data))
     data = trainer._normalize_advantages(data, [(0, len(batch.logp))])
     algorithm = trainer.cfg.trainer.algorithm
-    policy_loss = modules()["utils.ppo_utils"].ppo_policy_loss
+    policy_loss = modules()["ppo_utils"].ppo_policy_loss
     return policy_loss(batch.logp, old_logp, data["advantages"], algorithm, loss_mask=data["loss_mask"])[0]
 
 

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from ..errors import RunFileError, UnknownNameError
 from ..frameworks import DEFAULTS, FRAMEWORKS, HOMES, READERS, SETTINGS, recorded
-from ..frameworks.recommendation import TARGET_OF, Meaning, SettingLines, expresses
+from ..frameworks.framework import TARGET_OF, Meaning, SettingLines, expresses
 from ..frameworks.run_file import DATA, PartAudit, Run, version_of
 from ..support import finite, text_table
 from ..targets import TARGETS, Verdict

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from .formulae import OVER_TOKENS, AsLoss, InReward, part_of, ratio_of
 from .framework import Default, Framework
-from .harness import instead, load, subject
+from .harness import instead, load_all, subject
 from .run_settings import KLPart, Reader, Run, RunDraft, Why
 
 if TYPE_CHECKING:
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 STAND_INS = ("uvloop", "einops", "numba")
 FILES = (
-    *("engine.fsdp_utils.attn_impl", "utils.constants", "utils.seqpack", "api.cli_args"),
-    *("utils.data", "utils.functional.functional", "trainer.ppo.actor"),
+    *("areal.engine.fsdp_utils.attn_impl", "areal.utils.constants", "areal.utils.seqpack", "areal.api.cli_args"),
+    *("areal.utils.data", "areal.utils.functional:areal/utils/functional/functional", "areal.trainer.ppo.actor"),
 )
 
 DEFAULT = "areal kl_ctl kl_estimator=k1"
@@ -113,13 +113,8 @@ def _config(**settings: Any) -> Any:
 
 @cache
 def modules() -> dict[str, ModuleType]:
-    """The loaded files by name; each can import those before it."""
-    loaded: dict[str, ModuleType] = {}
-    for name in FILES:
-        path = f"areal.{name}".replace(".", "/") + ".py"
-        public = name.removesuffix(".functional") if name.count(".") == 2 else name
-        loaded[f"areal.{public}"] = load("areal", path, stand_ins=STAND_INS, replaced=("areal",), loaded=loaded)
-    return {name.rpartition(".")[2]: module for name, module in loaded.items()}
+    """The loaded files by name."""
+    return load_all("areal", FILES, stand_ins=STAND_INS, replaced=("areal",))
 
 
 # `actor`, `ref` and `teacher` of its configurations of GRPO, PPO and distillation.

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import RunFileError
 from .formulae import OVER_COMPLETIONS, OVER_TOKENS, SUM, AsLoss, InReward, InScore, part_of
 from .framework import Default, Framework
-from .harness import instead, load, subject
+from .harness import bare, instead, load_all, subject
 from .run_settings import Change, KLPart, Reader, Run, RunDraft, Why
 
 if TYPE_CHECKING:
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from ..audit.batch import Batch
 
 REPLACED = ("swift", "trl", "transformers", "accelerate", "vllm", "packaging")
-ADVANTAGE = "swift.rl_core.advantage"
 
 TOKEN_MEANS = ("bnpo", "dapo")
 """Loss types that average over the tokens of the batch."""
@@ -109,8 +108,8 @@ def _loss(trainer: Any, batch: Batch, advantages: Tensor) -> Tensor:
 
 def _trainer(loss_type: str, *, mode: str | None = None, kl_in_reward: bool = False) -> Any:
     """A trainer with what the loss reads, at the package's defaults."""
-    trainer = object.__new__(_modules()["trainer"].GRPOTrainer)
-    vars(trainer).update(
+    return bare(
+        _modules()["grpo_trainer"].GRPOTrainer,
         beta=1.0,
         loss_type=loss_type,
         kl_in_reward=kl_in_reward,
@@ -129,20 +128,11 @@ def _trainer(loss_type: str, *, mode: str | None = None, kl_in_reward: bool = Fa
         chord_sft_iterator=None,
         **dict.fromkeys(SWITCHED_OFF, False),
     )
-    return trainer
 
 
 @cache
 def _modules() -> dict[str, ModuleType]:
-    advantage = load("ms-swift", "swift/rl_core/advantage.py", replaced=REPLACED)
-    trainer = load(
-        "ms-swift",
-        "swift/rlhf_trainers/grpo_trainer.py",
-        replaced=REPLACED,
-        package="swift.rlhf_trainers",
-        loaded={ADVANTAGE: advantage},
-    )
-    return {"advantage": advantage, "trainer": trainer}
+    return load_all("ms-swift", ("swift.rl_core.advantage", "swift.rlhf_trainers.grpo_trainer"), replaced=REPLACED)
 
 
 # The flags of `swift rlhf --rlhf_type grpo` and `megatron rlhf`.

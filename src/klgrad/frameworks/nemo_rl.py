@@ -11,12 +11,11 @@ from .formulae import (
     OVER_TOKENS,
     InReward,
     estimate,
-    framework_of,
     kl_subject,
     number_or_none,
     part_of,
 )
-from .framework import Default, Source
+from .framework import Default, Framework
 from .run_settings import KLPart, Reader, Run, RunDraft, Why
 
 if TYPE_CHECKING:
@@ -187,21 +186,19 @@ def _stale(draft: RunDraft) -> tuple[str, ...]:
     return (*found, ENGINE)
 
 
-FRAMEWORK = framework_of(
+FRAMEWORK = Framework(
     "nemo-rl",
+    "NVIDIA-NeMo/RL",
+    "0.7.0",
     losses,
-    Source(
-        "NVIDIA-NeMo/RL",
-        "0.7.0",
-        (
-            "nemo_rl/algorithms/utils.py",
-            "nemo_rl/algorithms/loss/loss_functions.py",
-            "nemo_rl/algorithms/advantage_estimator.py",
-        ),
-    ),
     Default(
         "k3 as a loss, reference_policy_kl_penalty=0.01",
         "nemo-rl reference_policy_kl_type=k3 token_level_loss=True",
+    ),
+    files=(
+        "nemo_rl/algorithms/utils.py",
+        "nemo_rl/algorithms/loss/loss_functions.py",
+        "nemo_rl/algorithms/advantage_estimator.py",
     ),
     reader=Reader(
         "NeMo-RL",

@@ -12,12 +12,11 @@ from .formulae import (
     SUM,
     AsLoss,
     InReward,
-    framework_of,
     kl_subject,
     part_of,
     ratio_of,
 )
-from .framework import Default, Source
+from .framework import Default, Framework
 from .run_settings import KLPart, Reader, Run, RunDraft, Why
 
 if TYPE_CHECKING:
@@ -180,11 +179,13 @@ def _stale(draft: RunDraft) -> tuple[str, ...]:
     return (ENGINE,)
 
 
-FRAMEWORK = framework_of(
+FRAMEWORK = Framework(
     "slime",
+    "THUDM/slime",
+    "0.3.1",
     losses,
-    Source("THUDM/slime", "0.3.1", ("slime/utils/ppo_utils.py", "slime/backends/megatron_utils/loss.py")),
     Default("no KL; with --use-kl-loss alone", "slime --use-kl-loss --kl-loss-type k1"),
+    files=("slime/utils/ppo_utils.py", "slime/backends/megatron_utils/loss.py"),
     reader=Reader(
         "slime",
         KNOWN,
@@ -198,14 +199,12 @@ FRAMEWORK = framework_of(
         elsewhere=re.compile(r"\$\{MODEL_ARGS\[@\]\}"),
     ),
 )
-MILES = framework_of(
+MILES = Framework(
     "miles",
+    "radixark/miles",
+    "0.1.0",
     losses_of_miles,
-    Source(
-        "radixark/miles",
-        "0.1.0",
-        tuple(f"miles/backends/training_utils/loss_hub/{name}.py" for name in ("math_utils", "losses", "opd")),
-    ),
     Default("no KL; with --use-kl-loss and --kl-loss-coef alone", "miles --use-kl-loss --kl-loss-type k1"),
+    files=tuple(f"miles/backends/training_utils/loss_hub/{name}.py" for name in ("math_utils", "losses", "opd")),
     caveats=("`--kl-coef` has no effect with `--advantage-estimator grpo`, the default, or `gspo`, as in slime.",),
 )

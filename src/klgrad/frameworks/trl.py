@@ -31,9 +31,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import RunFileError
 from ..targets import Descends
-from .framework import Default, Framework
-from .harness import subject
-from .recommendation import DR_GRPO, Home, SettingLines
+from .framework import DR_GRPO, Default, Framework, Home, SettingLines
+from .harness import named, subject
 from .run_settings import KLPart, Reader, Run, RunDraft, Why
 
 if TYPE_CHECKING:
@@ -122,9 +121,8 @@ def _subject(kind: str, settings: dict[str, Any], stacks: bool) -> Subject:
     # A mean over the tokens of the batch is one over groups only if all groups have as many tokens.
     # So it is in distillation.
     couples = settings.get("loss_type", "dapo" if kind != "rloo" else None) in (*PER_TOKEN, *PER_PASS)
-    name = " ".join([f"trl {kind}", *(f"{key}={value}" for key, value in settings.items())])
     chosen = mean_over_groups if couples else loss
-    return subject("trl", name, chosen, stacks=stacks, exchangeable=True, on_large_batch=loss)
+    return subject("trl", named(f"trl {kind}", settings), chosen, stacks=stacks, exchangeable=True, on_large_batch=loss)
 
 
 def _by_token_count(batch: Batch) -> Iterator[Batch]:
@@ -163,8 +161,7 @@ def policy_loss(kind: str, **settings: Any) -> Subject:
     def loss(batch: Batch) -> Tensor:
         return stage_of(kind, (("beta", 0.0), *settings.items())).loss(batch)
 
-    name = " ".join([f"trl {kind}", *(f"{key}={value}" for key, value in settings.items())])
-    return subject("trl", name, loss)
+    return subject("trl", named(f"trl {kind}", settings), loss)
 
 
 # Which settings of a run an audit of its trainer needs.
@@ -278,8 +275,7 @@ def _read_grpo(draft: RunDraft) -> KLPart:
         why = why or (Why.MEAN_OVER_TOKENS if optional else Why.LENGTH)
         draft.change("loss_type", "dr_grpo", why, optional=optional)
     chosen = _audited_fields({**draft.settings, "loss_type": audited})
-    loss = " ".join(["trl grpo", *(f"{name}={value}" for name, value in chosen.items())])
-    return KLPart("loss", loss, draft["beta"], partial(grpo, **chosen), caveat)
+    return KLPart("loss", named("trl grpo", chosen), draft["beta"], partial(grpo, **chosen), caveat)
 
 
 def _of_one_pass(draft: RunDraft) -> tuple[str, str, str]:
@@ -303,8 +299,7 @@ def _read_rloo(draft: RunDraft) -> KLPart:
         draft.change("normalize_advantages", False, "the standard deviation of the batch divides the KL too")
     shown = ("normalize_advantages", *(n for n in ("mask_truncated_completions", "use_vllm") if draft[n]))
     chosen = {name: draft[name] for name in shown}
-    loss = " ".join(["trl rloo", *(f"{name}={value}" for name, value in chosen.items())])
-    return KLPart("reward", loss, draft["beta"], partial(rloo, **chosen))
+    return KLPart("reward", named("trl rloo", chosen), draft["beta"], partial(rloo, **chosen))
 
 
 def _audited_fields(settings: dict[str, Any]) -> dict[str, Any]:

@@ -20,9 +20,8 @@ from typing import TYPE_CHECKING, Any
 from ..errors import RunFileError
 from ..targets import Descends
 from .formulae import number_or_none
-from .framework import Default, Framework
-from .harness import instead, load, scores, subject, untrained
-from .recommendation import Home, SettingLines
+from .framework import Default, Framework, Home, SettingLines
+from .harness import instead, load, named, scores, subject, untrained
 from .run_settings import ADAPTS, OTHER_PROGRAMS, Change, KLPart, Reader, Run, RunDraft, Why, as_type, one_of
 
 if TYPE_CHECKING:
@@ -241,7 +240,7 @@ def policy_loss(mode: str, **settings: Any) -> Subject:
     from verl.workers.config import PolicyLossConfig
 
     config = PolicyLossConfig(loss_mode=mode, **settings)
-    return _subject(_named({"loss_mode": mode, **settings}), lambda batch: _loss(batch, config))
+    return subject("verl", named("verl", {"loss_mode": mode, **settings}), lambda batch: _loss(batch, config))
 
 
 def _corrected(**settings: Any) -> Subject:
@@ -254,7 +253,7 @@ def _corrected(**settings: Any) -> Subject:
         more = {} if weights is None else {"rollout_is_weights": weights.batch["rollout_is_weights"]}
         return _loss(batch, PolicyLossConfig(), old_log_probs=old, response_mask=mask, **more)
 
-    return _subject(f"rollout_correction {_named(settings)}", loss)
+    return subject("verl", named("verl rollout_correction", settings), loss)
 
 
 def _bypassed(**settings: Any) -> Subject:
@@ -263,7 +262,7 @@ def _bypassed(**settings: Any) -> Subject:
 
     correction = RolloutCorrectionConfig(bypass_mode=True, **({"rollout_is": None} | settings))
     config = PolicyLossConfig(loss_mode="bypass_mode", rollout_correction=correction)
-    return _subject(f"loss_mode=bypass_mode {_named(settings)}", lambda batch: _loss(batch, config))
+    return subject("verl", named("verl loss_mode=bypass_mode", settings), lambda batch: _loss(batch, config))
 
 
 def _loss(batch: Batch, policy_loss: Any, **tensors: Tensor) -> Tensor:
@@ -271,14 +270,6 @@ def _loss(batch: Batch, policy_loss: Any, **tensors: Tensor) -> Tensor:
 
     data = micro_batch(batch, batch.advantages, tokens=int(batch.mask.sum()), **tensors)
     return ppo_loss(actor(policy_loss=policy_loss), *data)[0]
-
-
-def _named(settings: dict[str, Any]) -> str:
-    return " ".join(f"{name}={value}" for name, value in settings.items())
-
-
-def _subject(name: str, loss: Any) -> Subject:
-    return subject("verl", f"verl {name}", loss)
 
 
 # verl with klgrad: the KL that is declared under `klgrad`, by the functions that its trainers and workers call.
@@ -315,8 +306,7 @@ def declared(node: dict[str, Any], reduction: str = SUM) -> Subject:
 
     declaration = term_of({"coef": 1.0, **node})
     loss = _in_advantage if declaration.in_advantage else _in_loss
-    written = " ".join(f"{name}={value}" for name, value in {"placement": "loss", **node}.items())
-    name = f"verl klgrad {written} loss_agg_mode={reduction}"
+    name = named("verl klgrad", {"placement": "loss", **node, "loss_agg_mode": reduction})
     return subject("verl", name, partial(loss, declaration, reduction), stacks=reduction in MEANS_OVER_ROWS)
 
 
@@ -371,8 +361,7 @@ def _read_declared(draft: RunDraft, mode: str) -> Verdict:
     if found.term.weighting is None:
         why = "the rollout engine differs from the policy, and more so on later updates"
         draft.changes.append(Change(f"{PREFIX}ratio", "prefix", "none", why, optional=True))
-    written = " ".join(f"{name}={value}" for name, value in {"placement": "loss", **settings}.items())
-    name = f"verl klgrad {written} loss_agg_mode={reduction}"
+    name = named("verl klgrad", {"placement": "loss", **settings, "loss_agg_mode": reduction})
     caveat = "Audited at the first update on a batch." if found.in_advantage else ""
     place = "advantage" if found.in_advantage else "loss"
     if found.over_entries:
