@@ -250,6 +250,42 @@ def test_skyrl_refuses_advantages_that_it_would_scale(skyrl):
         trainer.compute_advantages_and_returns({})
 
 
+# ------------------------------------------------------------------------------------------------------- Trinity-RFT
+
+
+class Registry(dict):
+    """In the place of Trinity's: its package does not import here without vLLM and more."""
+
+    def register_module(self, name):
+        return lambda kind: self.setdefault(name, kind)
+
+
+@pytest.fixture
+def trinity(monkeypatch):
+    from klgrad.frameworks.functions import trinity_functions
+    from klgrad.frameworks.harness import load
+
+    registry = Registry()
+    package = module("trinity.algorithm.kl_fn", KLFn=trinity_functions().KLFn, KL_FN=registry)
+    utils = load("trinity-rft", "trinity/algorithm/utils.py")
+    example = loaded(monkeypatch, "trinity", {"trinity.algorithm.kl_fn": package, "trinity.algorithm.utils": utils})
+    monkeypatch.setattr(example, "OFF_POLICY", UNBOUNDED)
+    return registry
+
+
+@needs("trinity")
+def test_trinity(trinity):
+    kl, reduction = trinity["klgrad"](kl_coef=1.0), "seq-mean-token-sum"
+    loss = lambda batch: kl.calculate_kl_loss(batch.logp, batch.ref_logp, batch.mask, reduction, batch.old_logp)[0]
+    assert verdicts("trinity", loss, stacks=True) == WHOLE
+
+
+@needs("trinity")
+def test_trinity_refuses_it_as_a_reward(trinity):
+    with pytest.raises(NotImplementedError, match="kl_loss_fn"):
+        trinity["klgrad"]().calculate_kl(None, None)
+
+
 # --------------------------------------------------------------------------------------------- prime-rl and NeMo-RL
 
 PROBLEM = autoregressive(3, 3, ends=True, seed=5, away_from_ref=1.0, off_policy=0.5)

@@ -14,7 +14,7 @@ from rich.text import Text
 from ..errors import RunFileError, UnknownNameError
 from ..frameworks import DEFAULTS, FRAMEWORKS, HOMES, READERS, SETTINGS, recorded
 from ..frameworks.framework import TARGET_OF, Meaning, SettingLines, expresses
-from ..frameworks.run_file import DATA, PartAudit, Run, version_of
+from ..frameworks.run_file import DATA, PartAudit, Run
 from ..support import finite, text_table
 from ..targets import TARGETS, Verdict
 from .console import beside, deliver, stderr, stdout
@@ -125,7 +125,7 @@ def _version(run: Run) -> list[RenderableType]:
     reader = READERS[run.framework]
     more = f"`klgrad advise {run.framework}` has lines for other KLs" if run.framework in SETTINGS else ""
     more += ", and KLTrainer, which also corrects the KL for stale samples" if run.framework == "trl" else ""
-    defaults = f"Defaults are those of {run.framework} {version_of(run.framework)}"
+    defaults = f"Defaults are those of {run.framework} {FRAMEWORKS[run.framework].tested}"
     defaults += f" ({reader.source})" if reader.source else ""
     return [Text(f"{more}. {defaults}." if more else f"{defaults}.")]
 
@@ -145,7 +145,7 @@ def json_of(file: Path, run: Run, findings: list[PartAudit]) -> str:
     data = {
         "file": str(file),
         "framework": run.framework,
-        "defaults_of_version": version_of(run.framework),
+        "defaults_of_version": FRAMEWORKS[run.framework].tested,
         "trainer": run.trainer,
         "settings": settings,
         "kl": [finding.to_dict() for finding in findings],

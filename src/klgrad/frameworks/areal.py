@@ -213,13 +213,13 @@ def _read_teacher(draft: RunDraft) -> KLPart:
     return part_of("areal", "teacher.rl_loss_weight>0", AsLoss("k1"), OVER_TOKENS, beta, caveat)
 
 
-def _stale(draft: RunDraft) -> tuple[str, ...]:
-    found = []
-    if draft["ppo_n_minibatches"] > 1:
-        found.append(f"ppo_n_minibatches={draft['ppo_n_minibatches']}: several updates use a batch")
-    if lag := draft["rollout.max_head_offpolicyness"]:
-        found.append(f"max_head_offpolicyness={lag}: completions of earlier policies are trained on")
-    return (*found, ENGINE)
+def _stale(draft: RunDraft) -> dict[str, bool]:
+    several, lag = draft["ppo_n_minibatches"], draft["rollout.max_head_offpolicyness"]
+    return {
+        f"ppo_n_minibatches={several}: several updates use a batch": several > 1,
+        f"max_head_offpolicyness={lag}: completions of earlier policies are trained on": lag != 0,
+        ENGINE: True,
+    }
 
 
 FRAMEWORK = Framework(

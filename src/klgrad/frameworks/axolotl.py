@@ -206,7 +206,7 @@ def _read_async(draft: RunDraft) -> Run:
     caveat = "Audited with the ratio of the token." if level != "token" and corrected else ""
     draft.parts = [part_of("axolotl", name, AsLoss("k3", ratio=corrected), REDUCTIONS[kind], beta, caveat)]
     draft.notes += [SKIPS] * bool(draft["skip_zero_advantage_batches"] and beta)
-    stale = ["async_prefetch=true: completions of earlier policies are trained on"] * draft["async_prefetch"]
+    stale = {"async_prefetch=true: completions of earlier policies are trained on": draft["async_prefetch"]}
     return draft.run("its asynchronous GRPO trainer", stale, "reverse-kl-token")
 
 

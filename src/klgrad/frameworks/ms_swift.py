@@ -209,17 +209,16 @@ def _read_reward(draft: RunDraft) -> KLPart:
     return part_of("ms-swift", name, InScore(), REDUCTIONS[kind], draft["beta"], caveat)
 
 
-def _stale(draft: RunDraft) -> tuple[str, ...]:
+def _stale(draft: RunDraft) -> dict[str, bool]:
     steps, accumulated = draft["steps_per_generation"], draft["gradient_accumulation_steps"]
-    reasons = {
-        f"num_iterations={draft['num_iterations']}: each batch is used for several updates": draft["num_iterations"]
-        > 1,
+    iterations = draft["num_iterations"]
+    return {
+        f"num_iterations={iterations}: each batch is used for several updates": iterations > 1,
         f"steps_per_generation={steps} above gradient_accumulation_steps={accumulated}: several updates": (
             steps > accumulated
         ),
         "use_vllm=true: vLLM's log-probs differ from those of the trainer": draft["use_vllm"],
     }
-    return tuple(reason for reason, holds in reasons.items() if holds)
 
 
 FRAMEWORK = Framework(

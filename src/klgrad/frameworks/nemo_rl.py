@@ -107,11 +107,9 @@ NOWHERE = "use_kl_in_reward takes the KL out of the loss, and the advantages of 
 
 def read_config(given: dict[str, Any], _: str | None = None) -> Run:
     """Read the recipe, with NeMo-RL's defaults for what is missing."""
-    if found := [name for name in given if name in DISTILLATION or name.startswith(OTHER)]:
-        received = f"{found[0]}, of distillation or of DPO"
-        raise RunFileError(
-            "a recipe of GRPO or PPO", received, "their losses are not read; use klgrad audit FILE:FUNCTION"
-        )
+    if others := [name for name in given if name in DISTILLATION or name.startswith(OTHER)]:
+        remedy = "their losses are not read; use klgrad audit FILE:FUNCTION"
+        raise RunFileError("a recipe of GRPO or PPO", f"{others[0]}, of distillation or of DPO", remedy)
     clamps = {name: number_or_none(given, name, KNOWN[name]) for name in CLAMPS}
     draft = RunDraft("nemo-rl", {x: value for x, value in given.items() if x not in CLAMPS}, KNOWN, LOSS)
     draft.settings |= clamps
@@ -174,16 +172,13 @@ def _read_reward(draft: RunDraft, kind: str, estimator: str) -> KLPart:
     return _part(draft, f"{name} token_level_loss={draft['token_level_loss']}", form, caveat)
 
 
-def _stale(draft: RunDraft) -> tuple[str, ...]:
+def _stale(draft: RunDraft) -> dict[str, bool]:
     section = PPO if draft[f"{PPO}num_prompts_per_step"] else GRPO
     rows = draft[f"{section}num_prompts_per_step"] * draft[f"{section}num_generations_per_prompt"]
     update = draft["policy.train_global_batch_size"]
-    found = []
-    if rows > update:
-        found.append(f"{rows} completions of a step above train_global_batch_size={update}: several updates use them")
-    if draft[f"{GRPO}async_grpo.enabled"]:
-        found.append("async_grpo.enabled=true: completions of earlier policies are trained on")
-    return (*found, ENGINE)
+    above = f"{rows} completions of a step above train_global_batch_size={update}: several updates use them"
+    earlier = "async_grpo.enabled=true: completions of earlier policies are trained on"
+    return {above: rows > update, earlier: draft[f"{GRPO}async_grpo.enabled"], ENGINE: True}
 
 
 FRAMEWORK = Framework(

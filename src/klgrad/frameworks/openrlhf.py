@@ -220,15 +220,15 @@ def _read_reward(draft: RunDraft, estimator: str) -> KLPart:
     return KLPart("reward", loss, draft["init_coef"], caveat=caveat)
 
 
-def _stale(draft: RunDraft) -> tuple[str, ...]:
+def _stale(draft: RunDraft) -> dict[str, bool]:
     rows = draft["rollout.batch_size"] * draft["rollout.n_samples_per_prompt"]
     update, epochs = draft["train.batch_size"], draft["train.max_epochs"]
-    found = []
-    if rows > update:
-        found.append(f"{rows} completions of a rollout above train.batch_size={update}: several updates use a rollout")
-    if epochs > 1:
-        found.append(f"train.max_epochs={epochs}: a batch is used for several updates")
-    return (*found, ENGINE)
+    return {
+        f"{rows} completions of a rollout above train.batch_size={update}: several updates use a rollout": rows
+        > update,
+        f"train.max_epochs={epochs}: a batch is used for several updates": epochs > 1,
+        ENGINE: True,
+    }
 
 
 TENSORS = {

@@ -195,12 +195,12 @@ def audit_again(framework: Framework, known: Recorded, drift: VersionDrift) -> V
 def compare(known: Recorded, rows: list[list[str]]) -> list[PartChange]:
     """The cells in which an audit differs from the recorded one."""
     was, now = ({row[0]: row for row in each} for each in (known.rows, rows))
-    found = [PartChange(name, "setting", name, "") for name in was if name not in now]
-    found += [PartChange(name, "setting", "", name) for name in now if name not in was]
+    changes = [PartChange(name, "setting", name, "") for name in was if name not in now]
+    changes += [PartChange(name, "setting", "", name) for name in now if name not in was]
     for name in was:
         cells = zip(known.columns[1:], was[name][1:], now.get(name, was[name])[1:], strict=True)
-        found += [PartChange(name, part, old, new) for part, old, new in cells if old != new]
-    return found
+        changes += [PartChange(name, part, old, new) for part, old, new in cells if old != new]
+    return changes
 
 
 # What was found in other projects, as texts for their issue trackers: one Markdown file each in `findings`, whose name
@@ -247,8 +247,8 @@ class FrameworkReport:
 def findings() -> list[FrameworkReport]:
     """All of them, by framework and name."""
     texts = [file for file in (files("klgrad.frameworks") / "findings").iterdir() if file.name.endswith(".md")]
-    found = []
+    reports = []
     for file in sorted(texts, key=lambda file: file.name):
         framework, name, _ = file.name.split(".")
-        found.append(FrameworkReport(framework, name, file.read_text(encoding="utf-8")))
-    return found
+        reports.append(FrameworkReport(framework, name, file.read_text(encoding="utf-8")))
+    return reports

@@ -594,10 +594,10 @@ OTHER_COMMANDS = (
 
 def settings_of(words: list[Word]) -> Reading | None:
     """The settings of a command that starts a program of Python."""
-    found = None if words[0] in OTHER_COMMANDS else _program(words)
-    if found is None:
+    started = None if words[0] in OTHER_COMMANDS else _program(words)
+    if started is None:
         return None
-    program, words = found
+    program, words = started
     is_own = lambda word: OWN_ARGUMENTS.fullmatch(word) and not word.environment
     arguments = [word for word in words if not is_own(word)]
     settings: dict[str, Any] = {}
@@ -639,8 +639,7 @@ def settings_of(words: list[Word]) -> Reading | None:
         settings[name] = value
         environment[name] = used
     notes = ("The script's own arguments are not read.",) * (len(arguments) < len(words))
-    found = {"unset": tuple(unset), "unread": tuple(unread), "notes": notes}
-    return Reading(settings, None, not_literal, program, environment, **found)
+    return Reading(settings, None, not_literal, program, environment, tuple(unset), tuple(unread), notes)
 
 
 def _unquoted(value: str) -> str:

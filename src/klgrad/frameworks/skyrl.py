@@ -273,15 +273,14 @@ def _read_reward(draft: RunDraft, estimator: str) -> KLPart:
     return KLPart("reward", loss, draft["kl_loss_coef"], caveat=caveat)
 
 
-def _stale(draft: RunDraft) -> tuple[str, ...]:
+def _stale(draft: RunDraft) -> dict[str, bool]:
     sizes = ("train_batch_size", "policy_mini_batch_size", "update_epochs_per_batch")
     batch, mini, epochs = (draft[f"trainer.{x}"] for x in sizes)
-    found = []
-    if batch > mini:
-        found.append(f"train_batch_size={batch} above policy_mini_batch_size={mini}: several updates use a batch")
-    if epochs > 1:
-        found.append(f"update_epochs_per_batch={epochs}: a batch is used for several updates")
-    return (*found, ENGINE)
+    return {
+        f"train_batch_size={batch} above policy_mini_batch_size={mini}: several updates use a batch": batch > mini,
+        f"update_epochs_per_batch={epochs}: a batch is used for several updates": epochs > 1,
+        ENGINE: True,
+    }
 
 
 TENSORS = {

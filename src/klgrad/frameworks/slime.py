@@ -166,17 +166,16 @@ def _read_reward(draft: RunDraft, reduction: str) -> KLPart:
     return part_of("slime", name, form, reduction, draft["kl_coef"], caveat)
 
 
-def _stale(draft: RunDraft) -> tuple[str, ...]:
+def _stale(draft: RunDraft) -> dict[str, bool]:
     steps, update = draft["num_steps_per_rollout"], draft["global_batch_size"]
     rows = draft["rollout_batch_size"] * draft["n_samples_per_prompt"]
-    if steps > 1:
-        return f"num_steps_per_rollout={steps}: several updates use a rollout", ENGINE
-    if update and rows > update:
-        return (
-            f"{rows} completions of a rollout above global_batch_size={update}: several updates use a rollout",
-            ENGINE,
-        )
-    return (ENGINE,)
+    several = "several updates use a rollout"
+    return {
+        f"num_steps_per_rollout={steps}: {several}": steps > 1,
+        f"{rows} completions of a rollout above global_batch_size={update}: {several}": 0 < update < rows
+        and steps <= 1,
+        ENGINE: True,
+    }
 
 
 FRAMEWORK = Framework(

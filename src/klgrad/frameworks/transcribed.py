@@ -173,8 +173,10 @@ def read_config(given: dict[str, Any], _: str | None = None) -> Run:
     draft.notes += [TO_SAMPLER.format(draft["trainer.loss.kl_tau"])] * bool(others)
     draft.notes += [f"Sources with {', '.join(others)} have no KL to a reference."] * bool(others and draft.parts)
     steps = draft["orchestrator.max_off_policy_steps"]
-    stale = [f"max_off_policy_steps={steps}: completions of earlier policies are trained on"] * (steps > 0)
-    stale.append("prime-rl samples with vLLM, whose log-probs differ from those of the trainer")
+    stale = {
+        f"max_off_policy_steps={steps}: completions of earlier policies are trained on": steps > 0,
+        "prime-rl samples with vLLM, whose log-probs differ from those of the trainer": True,
+    }
     return draft.run(", ".join(dict.fromkeys(algorithms)), stale, "reverse-kl-token")
 
 

@@ -317,24 +317,21 @@ def _audited_fields(settings: dict[str, Any]) -> dict[str, Any]:
     return chosen | others
 
 
-def _stale(draft: RunDraft) -> tuple[str, ...]:
+def _stale(draft: RunDraft) -> dict[str, bool]:
     steps, accumulated = draft["steps_per_generation"], draft["gradient_accumulation_steps"]
     size, batch = draft["generation_batch_size"], draft["per_device_train_batch_size"]
-    found = []
-    if draft["num_iterations"] > 1:
-        found.append(f"num_iterations={draft['num_iterations']}: each batch is used for several updates")
-    if _whole(steps) > accumulated:
-        found.append(f"steps_per_generation={steps} above gradient_accumulation_steps={accumulated}: {LATER}")
+    iterations = draft["num_iterations"]
     # No file has the number of processes.
     processes = math.ceil(_whole(size) / max(batch * accumulated, 1))  # TRL fails with a batch of 0
-    if processes > 1:
-        above = f"per_device_train_batch_size={batch} times gradient_accumulation_steps={accumulated}"
-        found.append(
-            f"generation_batch_size={size} above {above}: {LATER}, unless there are at least {processes} processes"
-        )
-    if draft["use_vllm"]:
-        found.append("use_vllm: the log-probs of vLLM, which samples, differ from those of the trainer")
-    return tuple(found)
+    above = f"per_device_train_batch_size={batch} times gradient_accumulation_steps={accumulated}: {LATER}"
+    return {
+        f"num_iterations={iterations}: each batch is used for several updates": iterations > 1,
+        f"steps_per_generation={steps} above gradient_accumulation_steps={accumulated}: {LATER}": (
+            _whole(steps) > accumulated
+        ),
+        f"generation_batch_size={size} above {above}, unless there are at least {processes} processes": processes > 1,
+        "use_vllm: the log-probs of vLLM, which samples, differ from those of the trainer": draft["use_vllm"],
+    }
 
 
 def _whole(value: Any) -> int:

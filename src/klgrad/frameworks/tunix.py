@@ -209,14 +209,13 @@ def _ppo_part(draft: RunDraft, section: str, clamp: float | None) -> KLPart:
     return part_of("tunix", name, form, OVER_TOKENS, draft["beta"], caveat)
 
 
-def stale(draft: RunDraft) -> list[str]:
+def stale(draft: RunDraft) -> dict[str, bool]:
     """Why completions are not those of the policy that is updated."""
-    found = []
-    if draft["num_iterations"] > 1:
-        found.append(f"num_iterations={draft['num_iterations']}: a batch is used for several updates")
-    if lag := draft.settings.get(f"{draft.sections[-1]}off_policy_steps"):
-        found.append(f"off_policy_steps={lag}: completions of earlier policies are trained on")
-    return found
+    iterations, lag = draft["num_iterations"], draft.settings.get(f"{draft.sections[-1]}off_policy_steps", 0)
+    return {
+        f"num_iterations={iterations}: a batch is used for several updates": iterations > 1,
+        f"off_policy_steps={lag}: completions of earlier policies are trained on": lag != 0,
+    }
 
 
 FRAMEWORK = Framework(

@@ -355,22 +355,22 @@ def _read_declared(draft: RunDraft, mode: str) -> Verdict:
     shown = {name: value for name, value in draft.given.items() if name.startswith(PREFIX)}
     plain = {name.removeprefix(PREFIX): value for name, value in shown.items()}
     node = {x: v if v is None else as_type(f"{PREFIX}{x}", v, types.get(x)) for x, v in plain.items()}
-    found = term_of(node)
-    reduction = SUM if found.reduction == "sequence" else mode
+    declaration = term_of(node)
+    reduction = SUM if declaration.reduction == "sequence" else mode
     settings = {name: value for name, value in node.items() if name not in ("coef", "target", "target_unit", "horizon")}
-    if found.term.weighting is None:
+    if declaration.term.weighting is None:
         why = "the rollout engine differs from the policy, and more so on later updates"
         draft.changes.append(Change(f"{PREFIX}ratio", "prefix", "none", why, optional=True))
     name = named("verl klgrad", {"placement": "loss", **settings, "loss_agg_mode": reduction})
-    caveat = "Audited at the first update on a batch." if found.in_advantage else ""
-    place = "advantage" if found.in_advantage else "loss"
-    if found.over_entries:
+    caveat = "Audited at the first update on a batch." if declaration.in_advantage else ""
+    place = "advantage" if declaration.in_advantage else "loss"
+    if declaration.over_entries:
         caveat = "Not audited: it is over the teacher's top k, from logits that the audit does not have."
-    build = None if found.over_entries else partial(declared, settings, reduction)
-    draft.parts.append(KLPart(place, name, float(found.coef), build, caveat))
+    build = None if declaration.over_entries else partial(declared, settings, reduction)
+    draft.parts.append(KLPart(place, name, float(declaration.coef), build, caveat))
     draft.settings |= shown
     draft.named += tuple(shown)
-    return found.term.descends.on_policy
+    return declaration.term.descends.on_policy
 
 
 # verl: `actor_rollout_ref.actor`, `algorithm` and `data`.
@@ -520,14 +520,14 @@ def _estimator(draft: RunDraft, name: str) -> str:
     return one_of(draft.name_of(name), SAME.get(told, told), ESTIMATORS)
 
 
-def _stale(draft: RunDraft) -> tuple[str, ...]:
+def _stale(draft: RunDraft) -> dict[str, bool]:
     batch, mini, epochs = (draft[x] for x in ("data.train_batch_size", "ppo_mini_batch_size", "ppo_epochs"))
-    found = []
-    if batch > mini:
-        found.append(f"train_batch_size={batch} above ppo_mini_batch_size={mini}: a batch is used for several updates")
-    if epochs > 1:
-        found.append(f"ppo_epochs={epochs}: a batch is used for several updates")
-    return (*found, ENGINE)
+    several = "a batch is used for several updates"
+    return {
+        f"train_batch_size={batch} above ppo_mini_batch_size={mini}: {several}": batch > mini,
+        f"ppo_epochs={epochs}: {several}": epochs > 1,
+        ENGINE: True,
+    }
 
 
 # The advice.
