@@ -27,7 +27,7 @@ from ..frameworks import DEFAULTS, FRAMEWORKS, HOMES, SETTINGS, Recorded, record
 from ..frameworks.framework import TARGET_OF, Meaning, expresses
 from ..support import ARGUMENTS, Json
 from ..targets import TARGETS, Target
-from .console import HasName, beside, deliver, first_lines, lines, stderr, tracked
+from .console import HasName, beside, completing, deliver, first_lines, lines, stderr, tracked
 
 if TYPE_CHECKING:
     from ..audit import AuditResult, Subject
@@ -297,16 +297,6 @@ def _target_or_parts(text: str) -> Target | ExpectedParts:
     return ExpectedParts(parse_parts(text)) if "=" in text else _target(text)
 
 
-def _completed(start: str) -> list[str]:
-    """Names of verdicts, for the shell."""
-    return [name for name in TARGETS if name.startswith(start)]
-
-
-def completed_framework(start: str) -> list[str]:
-    """Names of frameworks, for the shell; those of the catalogue would need torch, and so seconds."""
-    return [name for name in FRAMEWORKS if name.startswith(start)]
-
-
 DIFFERS = f"verdict differs. One of: {', '.join(TARGETS)}."
 
 
@@ -319,7 +309,7 @@ def command(
             f"for every loss in it, a framework ({', '.join(FRAMEWORKS)}) or one of its settings, in quotation marks. "
             "None: the common losses of the catalogue.",
             show_default=False,
-            autocompletion=completed_framework,
+            autocompletion=completing(lambda: FRAMEWORKS),  # names of the catalogue would need torch, and so seconds
         ),
     ] = None,
     expect: Annotated[
@@ -327,7 +317,7 @@ def command(
         typer.Option(
             metavar="VERDICT|PART=VALUE,...",
             parser=_target_or_parts,
-            autocompletion=_completed,
+            autocompletion=completing(lambda: TARGETS),
             help="Exit with status 1 if a part differs, as in `divergence=reverse-kl,horizon=all`, or if an on-policy "
             f"{DIFFERS} With status 2 if anything of a whole file is skipped.",
         ),
@@ -337,7 +327,7 @@ def command(
         typer.Option(
             metavar="VERDICT",
             parser=_target,
-            autocompletion=_completed,
+            autocompletion=completing(lambda: TARGETS),
             help="The same for the off-policy verdict.",
         ),
     ] = None,

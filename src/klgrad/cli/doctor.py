@@ -1,7 +1,6 @@
 """`klgrad doctor`, `klgrad frameworks` and `klgrad report`: this installation, and the frameworks on record."""
 
 import importlib.util
-import json as json_module
 import platform
 import re
 import sys
@@ -21,8 +20,7 @@ from ..errors import KlgradError, UnknownNameError
 from ..frameworks import FRAMEWORKS, recorded
 from ..frameworks.record import FrameworkReport, PartChange, VersionDrift, check, findings
 from ..support import text_table
-from .audit import completed_framework
-from .console import beside, deliver, stderr, stdout, tracked
+from .console import beside, completing, deliver, json_text, stderr, stdout, tracked
 
 BROKEN = 2
 """The exit status if something that is installed does not fit."""
@@ -182,7 +180,10 @@ def frameworks(
     names: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[FRAMEWORK]...", help="None: all.", show_default=False, autocompletion=completed_framework
+            metavar="[FRAMEWORK]...",
+            help="None: all.",
+            show_default=False,
+            autocompletion=completing(lambda: FRAMEWORKS),
         ),
     ] = None,
     check_: Annotated[
@@ -245,15 +246,10 @@ def _line(difference: PartChange) -> Text:
 
 def _to_json(drifts: list[VersionDrift]) -> str:
     data = [asdict(drift) | {"has_newer": drift.has_newer} for drift in drifts]
-    return json_module.dumps({"frameworks": data}, indent=2) + "\n"
+    return json_text({"frameworks": data})
 
 
 # `klgrad report`.
-
-
-def _with_report(start: str) -> list[str]:
-    """Names of the projects, for the shell."""
-    return [name for name in dict.fromkeys(each.framework for each in findings()) if name.startswith(start)]
 
 
 def report(
@@ -262,7 +258,7 @@ def report(
         typer.Argument(
             help="The project. None: list all findings.",
             show_default=False,
-            autocompletion=_with_report,
+            autocompletion=completing(lambda: dict.fromkeys(each.framework for each in findings())),
         ),
     ] = None,
     finding: Annotated[

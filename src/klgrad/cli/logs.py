@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as json_module
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -14,8 +13,8 @@ from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsed
 from rich.text import Text
 
 from ..errors import SettingError
-from ..support import finite, text_table
-from .console import bar, beside, deliver, lines, stderr
+from ..support import text_table
+from .console import bar, beside, deliver, json_text, lines, stderr
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -286,8 +285,7 @@ def diagnose(
     else:
         configurations = [RunConfiguration(beta=value) for value in beta or []]
     diagnosis = diagnose_logs(logs, configurations, kl)
-    content = lambda: json_module.dumps(finite(diagnosis.to_dict()), indent=2) + "\n"
-    deliver(beside(json), show_diagnosis(diagnosis), (json, content))
+    deliver(beside(json), show_diagnosis(diagnosis), (json, lambda: json_text(diagnosis.to_dict())))
     if check and diagnosis.observations:
         raise typer.Exit(FOUND)
 
