@@ -192,15 +192,16 @@ class Failures:
         lines = [f"- `{name}`: {' '.join(why.split())}\n" for name, why in self.reasons.items()]
         return text + "\nNot audited:\n\n" + "".join(lines) if lines else text
 
-    def report(self, audited: int, *, expected: bool) -> None:
+    def report(self, audited: int, *, expected: bool, differs: bool) -> None:
         """Print the failures and how many losses were audited; raise a single failure if it is all there is.
 
         Args:
             audited: the number of losses that were.
             expected: whether something is expected of every loss; then it is an error if one is skipped, too.
+            differs: whether a verdict is not the expected one.
 
         Raises:
-            typer.Exit: with status 2, after an error.
+            typer.Exit: with status 2 after an error, and else with 1 if a verdict differs.
         """
         if len(self.errors) == 1 and not audited and not self.skipped:
             raise self.errors[0][1]
@@ -212,6 +213,8 @@ class Failures:
             stderr().print(f"{last}{UNMET if unmet else ''}", style="red" if unmet else None, soft_wrap=True)
         if self.errors or (expected and self.skipped):
             raise typer.Exit(ERROR)
+        if differs:
+            raise typer.Exit(1)
 
 
 def find_losses(names: list[str], settings: Json, console: Console, failures: Failures) -> list[Subject]:
@@ -416,7 +419,7 @@ def command(
         needed = any((expect, expect_off_policy, json, markdown, html, settings))  # a record cannot answer these
         results, failures = report_whole(losses or [], settings, json, markdown, html, use_record=not needed, full=full)
         differs = check_whole(results, expect, expect_off_policy)
-        return _end(failures, len(results), expected=bool(expect or expect_off_policy), differs=differs)
+        return failures.report(len(results), expected=bool(expect or expect_off_policy), differs=differs)
     console, failures = beside(json, markdown, html), Failures()
     if losses and not any((expect, expect_off_policy, strict, json, markdown, html)):
         tables = [recorded_table(loss) for loss in losses]
@@ -441,14 +444,7 @@ def command(
             (html, lambda: _page(subjects, results, failures.reasons)),
         )
     differs = _check_expectations(console, [result for _, result in audited], expect, expect_off_policy, strict)
-    return _end(failures, len(audited), expected=bool(expect or expect_off_policy or strict), differs=differs)
-
-
-def _end(failures: Failures, audited: int, *, expected: bool, differs: bool) -> None:
-    """Say what was not audited; exit with status 2 if that is an error, and else with 1 if a verdict differs."""
-    failures.report(audited, expected=expected)
-    if differs:
-        raise typer.Exit(1)
+    return failures.report(len(audited), expected=bool(expect or expect_off_policy or strict), differs=differs)
 
 
 def _report(

@@ -44,7 +44,7 @@ def discard_output() -> None:
 
 def completing(names: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
     """For the shell: those names that begin with what was typed."""
-    return lambda start: [name for name in names() if name.startswith(start)]
+    return lambda incomplete: [name for name in names() if name.startswith(incomplete)]  # typer goes by the name
 
 
 def json_text(data: object) -> str:

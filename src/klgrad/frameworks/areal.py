@@ -189,14 +189,12 @@ def _read_reward(draft: RunDraft) -> KLPart:
     kind = draft.one_of("kl_estimator", ("k1", "k2", "k3"))
     level = draft.one_of("adv_norm.std_level", LEVELS)
     draft.one_of("gae_timestep_unit", ("token",))
-    if kind != "k1":
-        draft.change("kl_estimator", "k1", Why.ONLY_K1)
+    draft.change("kl_estimator", "k1", Why.ONLY_K1)
     if level:
         draft.change("adv_norm.std_level", None, Why.BATCH_STD if level == "batch" else Why.GROUP_STD)
-    for name in ("discount", "gae_lambda"):
-        if draft["discount"] * draft["gae_lambda"] != 1 and draft[name] != 1:
-            draft.change(name, 1.0, "the KL of later tokens is discounted")
     discount = draft["discount"] * draft["gae_lambda"]
+    for name in ("discount", "gae_lambda") if discount != 1 else ():
+        draft.change(name, 1.0, "the KL of later tokens is discounted")
     form = InReward(kind, discount=discount, clamp=10.0, whitened=level == "batch")
     caveat = "Audited with a critic that is 0."
     caveat += " Its division by the group's standard deviation is left out." * (level == "group")

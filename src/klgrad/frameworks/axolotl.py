@@ -197,7 +197,7 @@ def _read_async(draft: RunDraft) -> Run:
     draft.switch_on("beta", 0.04, "at 0 no reference is loaded, and there is no KL")
     if not corrected:
         draft.changes.append(Change(f"{TRL}use_bias_correction_kl", True, False, LOSES_RATIO))
-    if level != "token":
+    if level != "token":  # None is TRL's default
         why = "a ratio of the completion on the KL of a token belongs to no divergence"
         draft.change("importance_sampling_level", "token", why)
     if REDUCTIONS[kind] == OVER_COMPLETIONS:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..targets import Descends
 from .framework import DR_GRPO, Default, Framework, Home, SettingLines, in_place
-from .harness import bare, instead, load, load_all, of_arrays, subject
+from .harness import bare, instead, load, load_all, named, of_arrays, subject
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -50,6 +50,7 @@ def _unsloth() -> list[Subject]:
 
 def _of_unsloth(kind: str, level: str, correction: bool) -> Subject:
     loss_fn = file_of("unsloth_zoo", "unsloth_zoo/rl_replacements.py").grpo_compute_loss
+    settings = {"loss_type": kind, "importance_sampling_level": level, "use_bias_correction_kl": correction}
 
     def loss(batch: Batch) -> Tensor:
         return loss_fn(
@@ -61,16 +62,13 @@ def _of_unsloth(kind: str, level: str, correction: bool) -> Subject:
             batch.mask,
             1.0,
             batch.advantages[:, 0],
-            loss_type=kind,
-            importance_sampling_level=level,
-            use_bias_correction_kl=correction,
+            **settings,
             num_items_in_batch=batch.mask.sum(),
             max_completion_length=batch.mask.shape[1],
         )[0]
 
-    name = f"unsloth grpo loss_type={kind} importance_sampling_level={level} use_bias_correction_kl={correction}"
     # A mean over the tokens of the batch couples its groups; the other loss types are means over completions.
-    return subject("unsloth", name, loss, stacks=kind != "dapo")
+    return subject("unsloth", named("unsloth grpo", settings), loss, stacks=kind != "dapo")
 
 
 UNSLOTH = Framework(
@@ -211,7 +209,7 @@ def _art() -> list[Subject]:
 
 
 def _of_art(source: str, ppo: bool, reduction: str) -> Subject:
-    config = {"kl_penalty_coef": 1.0, "kl_penalty_source": source, "ppo": ppo}
+    config = {"kl_penalty_source": source, "ppo": ppo}
     file = file_of("openpipe-art", "art/loss.py")
 
     def loss(batch: Batch) -> Tensor:
@@ -222,10 +220,10 @@ def _of_art(source: str, ppo: bool, reduction: str) -> Subject:
             weights=batch.advantages.new_ones(batch.mask.shape),
             group_ids=batch.group[:, None].expand(batch.mask.shape),
         )
-        return file.loss_fn(inputs, batch.logp, batch.ref_logp, None, config, reduction).policy_loss
+        settings = {"kl_penalty_coef": 1.0, **config}
+        return file.loss_fn(inputs, batch.logp, batch.ref_logp, None, settings, reduction).policy_loss
 
-    name = f"art kl_penalty_coef kl_penalty_source={source} ppo={ppo} reduction={reduction}"
-    return subject("art", name, loss)
+    return subject("art", named("art kl_penalty_coef", {**config, "reduction": reduction}), loss)
 
 
 ART = Framework(
@@ -248,12 +246,12 @@ def _liger() -> list[Subject]:
     """Three loss types with different reductions x ratio level x bias correction; the default comes first."""
     from liger_kernel.chunked_loss.grpo_loss import LigerFusedLinearGRPOFunction
 
-    loss_fn = LigerFusedLinearGRPOFunction.ppo_loss_fn
+    def of_settings(kind: str, level: str, correction: bool) -> Subject:
+        settings = {"loss_type": kind, "importance_sampling_level": level, "use_bias_correction_kl": correction}
 
-    def of_settings(loss_type: str, level: str, correction: bool) -> Subject:
         def loss(batch: Batch) -> Tensor:
             mask = batch.mask.to(batch.logp.dtype)
-            out, _ = loss_fn(
+            return LigerFusedLinearGRPOFunction.ppo_loss_fn(
                 batch.logp,
                 mask,
                 batch.advantages[:, 0],
@@ -261,22 +259,16 @@ def _liger() -> list[Subject]:
                 ref_per_token_logps=batch.ref_logp,
                 old_per_token_logps=batch.old_logp,
                 beta=1.0,
-                loss_type=loss_type,
                 max_completion_length=mask.shape[1],
-                importance_sampling_level=level,
-                use_bias_correction_kl=correction,
-            )
-            return out
+                **settings,
+            )[0]
 
-        name = f"liger grpo loss_type={loss_type} importance_sampling_level={level} use_bias_correction_kl={correction}"
-        # A mean over the tokens of the batch couples its groups; the other loss types are means over completions.
-        return subject("liger", name, loss, stacks=loss_type != "dapo")
+        return subject("liger", named("liger grpo", settings), loss, stacks=kind != "dapo")
 
-    settings = list(product(("dapo", "grpo", "dr_grpo"), ("token", "sequence"), (False, True)))
-    return [of_settings(*setting) for setting in settings]
+    return [of_settings(*x) for x in product(("dapo", "grpo", "dr_grpo"), ("token", "sequence"), (False, True))]
 
 
-OWN_LOOP = {"logp": "logp", "ref_logp": "ref_logp", "mask": "mask", "behavior_logp": "behavior_logp"}
+OWN_LOOP = {name: name for name in ("logp", "ref_logp", "mask", "behavior_logp")}
 
 
 LIGER = Framework(

@@ -196,14 +196,12 @@ def _read_reward(draft: RunDraft) -> KLPart:
     """The KL in the reward, which is advised where it is in the loss, too."""
     kind, estimator = draft["loss_type"], draft["advantage_estimator"]
     scaled = draft["scale_rewards"] or SCALED_BY[estimator]
-    if estimator != "rloo":
-        draft.change("advantage_estimator", "rloo", "it has no division by a standard deviation")
+    draft.change("advantage_estimator", "rloo", "it has no division by a standard deviation")
     if scaled != SCALED_BY["rloo"]:
         why = Why.BATCH_STD if scaled == "batch" else Why.GROUP_STD
         draft.changes.append(Change("scale_rewards", "none", scaled, why))
-    if kind != "dr_grpo":
-        optional = REDUCTIONS[kind] == OVER_TOKENS
-        draft.change("loss_type", "dr_grpo", Why.MEAN_OVER_TOKENS if optional else Why.LENGTH, optional=optional)
+    optional = REDUCTIONS[kind] == OVER_TOKENS
+    draft.change("loss_type", "dr_grpo", Why.MEAN_OVER_TOKENS if optional else Why.LENGTH, optional=optional)
     name = f"kl_in_reward advantage_estimator={estimator} loss_type={kind}"
     caveat = "" if scaled == "none" else f"Its division by the standard deviation of the {scaled} is left out."
     return part_of("ms-swift", name, InScore(), REDUCTIONS[kind], draft["beta"], caveat)

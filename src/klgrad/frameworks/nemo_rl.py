@@ -148,9 +148,8 @@ def _read_loss(draft: RunDraft, kind: str) -> KLPart:
         draft.change(CLAMPS[1], None, why)
     if log_clamp is not None:
         draft.change(CLAMPS[0], None, f"beyond a log-ratio of ±{log_clamp:g} there is no gradient", optional=True)
-    if not to_sampler:
-        why = "the ratio to the sampler corrects the KL for its samples"
-        draft.change("use_on_policy_kl_approximation", True, why, optional=True)
+    why = "the ratio to the sampler corrects the KL for its samples"
+    draft.change("use_on_policy_kl_approximation", True, why, optional=True)
     name = f"reference_policy_kl_type={kind} token_level_loss={draft['token_level_loss']}"
     name += " use_on_policy_kl_approximation=True" * to_sampler
     name += "" if clamp == 10 else f" kl_output_clamp_value={'null' if clamp is None else f'{clamp:g}'}"
@@ -164,7 +163,7 @@ def _read_reward(draft: RunDraft, kind: str, estimator: str) -> KLPart:
     if whitened:
         draft.change("use_kl_in_reward", False, f"{Why.BATCH_STD}; in the loss nothing does")
         _read_loss(draft, kind)
-    elif kind != "k1":
+    else:
         draft.change("reference_policy_kl_type", "k1", Why.ONLY_K1)
     form = InReward(kind, discount=0.0 if whitened else 1.0, clamp=10.0, whitened=whitened)
     caveat = "" if whitened else "Audited with a critic that is 0, λ = 1 and advantages that are not normalised."

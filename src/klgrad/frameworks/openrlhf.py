@@ -210,8 +210,7 @@ def read_config(given: dict[str, Any], _: str | None = None) -> Run:
 def _read_reward(draft: RunDraft, estimator: str) -> KLPart:
     kind = draft["algo.advantage.estimator"]
     mean_only = kind in WHITENED and draft["no_std_norm"]  # the others ignore the flag
-    if estimator != "k1":
-        draft.change("algo.kl.estimator", "k1", Why.ONLY_K1)
+    draft.change("algo.kl.estimator", "k1", Why.ONLY_K1)
     if kind in WHITENED:
         draft.change("algo.advantage.estimator", "rloo", BATCH_MEAN if mean_only else WHITENING, optional=mean_only)
     advantage = ("gae critic=0" if kind == "gae" else kind) + " no_std_norm" * mean_only

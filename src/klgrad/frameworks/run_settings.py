@@ -211,8 +211,9 @@ class RunDraft:
         return one_of(self.name_of(name), self[name], tuple(known))
 
     def change(self, name: str, value: Any, why: str, *, optional: bool = False) -> None:
-        """Advise another value."""
-        self.changes.append(Change(self.name_of(name), value, self[name], why, optional))
+        """Advise a value where the setting has another one."""
+        if self[name] != value:
+            self.changes.append(Change(self.name_of(name), value, self[name], why, optional))
 
     def switch_on(self, name: str, value: Any, why: str) -> None:
         """Advise a value where the setting has none, is off, or is 0."""

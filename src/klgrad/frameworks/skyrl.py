@@ -242,8 +242,7 @@ def read_config(given: dict[str, Any], _: str | None = None) -> Run:
         draft.parts.append(_read_reward(draft, estimator))
         draft.notes += [ADAPTS] * (given.get(f"{ALGORITHM}kl_ctrl.type") == "adaptive")
         return draft.run("its trainer", _stale(draft), "reverse-kl-sequence")
-    if estimator != "k2":
-        draft.change("kl_estimator_type", "k2", Why.AS_LOSS.get(estimator, Why.CUT_K3))
+    draft.change("kl_estimator_type", "k2", Why.AS_LOSS.get(estimator, Why.CUT_K3))
     part = KLPart("loss", f"skyrl use_kl_loss kl_estimator_type={estimator}", draft["kl_loss_coef"])
     draft.parts += [part] * in_loss
     draft.notes.append(
@@ -255,16 +254,14 @@ def read_config(given: dict[str, Any], _: str | None = None) -> Run:
 
 def _read_reward(draft: RunDraft, estimator: str) -> KLPart:
     kind, mode, by_std = (draft[x] for x in ("advantage_estimator", "loss_reduction", "grpo_norm_by_std"))
-    if estimator != "k1":
-        draft.change("kl_estimator_type", "k1", Why.ONLY_K1)
+    draft.change("kl_estimator_type", "k1", Why.ONLY_K1)
     if kind == "grpo" and by_std:
         draft.change("grpo_norm_by_std", False, Why.GROUP_STD)
     elif kind not in ("grpo", "rloo"):
         draft.change("advantage_estimator", "rloo", Why.BATCH_STD if kind in WHITENED else Why.NOT_AUDITED)
-    if mode != SUM:
-        averaged = mode == "token_mean"
-        why = f"{Why.MEAN_OVER_TOKENS if averaged else 'it divides by lengths'}; set max_seq_len with it"
-        draft.change("loss_reduction", SUM, why, optional=averaged)
+    averaged = mode == "token_mean"
+    why = f"{Why.MEAN_OVER_TOKENS if averaged else 'it divides by lengths'}; set max_seq_len with it"
+    draft.change("loss_reduction", SUM, why, optional=averaged)
     advantage = "gae critic=0" if kind == "gae" else kind
     advantage += " without std" if kind == "grpo" and not by_std else ""
     averaged = (estimator, kind, mode) in (("k3", "grpo", "token_mean"), ("k1", "rloo", "token_mean"))

@@ -139,8 +139,7 @@ def _read_loss(draft: RunDraft, reduction: str) -> KLPart:
     draft.switch_on("kl_loss_coef", 0.001, "at 0 there is no KL")
     if not ((kind == "k2" and not unbiased) or (kind in ("k1", "k3") and unbiased)):
         why = {"k1": Why.AS_LOSS["k1"], "k2": "k2 times a ratio with a gradient is no divergence's", "k3": Why.K3}
-        if kind != "k3":
-            draft.change("kl_loss_type", "k3", why.get(kind, Why.CLAMPED_K3))
+        draft.change("kl_loss_type", "k3", why.get(kind, Why.CLAMPED_K3))
         draft.switch_on("use_unbiased_kl", True, "the ratio turns k3 into the reverse KL")
     name = f"--use-kl-loss --kl-loss-type {kind}{' --use-unbiased-kl' * unbiased}{_per_token(draft)}"
     return part_of("slime", name, _form(kind, unbiased), reduction, draft["kl_loss_coef"])
@@ -148,11 +147,9 @@ def _read_loss(draft: RunDraft, reduction: str) -> KLPart:
 
 def _read_reward(draft: RunDraft, reduction: str) -> KLPart:
     kind, estimator, whitened = draft["kl_loss_type"], draft["advantage_estimator"], draft["normalize_advantages"]
-    if kind != "k1":
-        draft.change("kl_loss_type", "k1", Why.ONLY_K1)
+    draft.change("kl_loss_type", "k1", Why.ONLY_K1)
     if whitened:
-        if estimator != "ppo":
-            draft.change("advantage_estimator", "ppo", f"{estimator} has to be whitened: {Why.BATCH_STD}")
+        draft.change("advantage_estimator", "ppo", f"{estimator} has to be whitened: {Why.BATCH_STD}")
         draft.change("normalize_advantages", False, Why.BATCH_STD)
     form = InReward(
         "k3" if kind == "low_var_kl" else kind,

@@ -254,8 +254,7 @@ def read_config(given: dict[str, Any], trainer: str | None) -> Run:
     draft.notes += ["Read as the settings of a GRPOTrainer; --trainer rloo for RLOO."] * unsure
     draft.notes += ["sync_ref_model moves the reference during training."] * draft["sync_ref_model"]
     draft.switch_on("beta", USUAL_BETA, "without it TRL loads no reference and has no KL")
-    if draft["mask_truncated_completions"]:
-        draft.change("mask_truncated_completions", False, "it drops the KL of completions that are cut off")
+    draft.change("mask_truncated_completions", False, "it drops the KL of completions that are cut off")
     if kind == "rloo":
         draft.parts.append(_read_rloo(draft))
         return draft.run("RLOOTrainer", _stale(draft), "reverse-kl-sequence")
@@ -265,9 +264,9 @@ def read_config(given: dict[str, Any], trainer: str | None) -> Run:
 
 def _read_grpo(draft: RunDraft) -> KLPart:
     kind = draft.one_of("loss_type", (*PER_TOKEN, *PER_PASS, *PER_COMPLETION, *SUMMED))
-    if draft.one_of("importance_sampling_level", ("token", "sequence")) != "token":
-        why = "the KL would be corrected by one ratio per completion; this changes the policy loss too"
-        draft.change("importance_sampling_level", "token", why)
+    draft.one_of("importance_sampling_level", ("token", "sequence"))
+    why = "the KL would be corrected by one ratio per completion; this changes the policy loss too"
+    draft.change("importance_sampling_level", "token", why)
     draft.switch_on("use_bias_correction_kl", True, "k3 alone descends the forward KL")
     why, caveat, audited = _of_one_pass(draft)
     if kind not in SUMMED:
@@ -295,8 +294,7 @@ def _of_one_pass(draft: RunDraft) -> tuple[str, str, str]:
 
 
 def _read_rloo(draft: RunDraft) -> KLPart:
-    if draft["normalize_advantages"]:
-        draft.change("normalize_advantages", False, "the standard deviation of the batch divides the KL too")
+    draft.change("normalize_advantages", False, "the standard deviation of the batch divides the KL too")
     shown = ("normalize_advantages", *(n for n in ("mask_truncated_completions", "use_vllm") if draft[n]))
     chosen = {name: draft[name] for name in shown}
     return KLPart("reward", named("trl rloo", chosen), draft["beta"], partial(rloo, **chosen))

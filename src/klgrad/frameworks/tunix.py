@@ -183,8 +183,7 @@ def grpo_part(draft: RunDraft, section: str, clamp: float | None) -> KLPart:
     """The KL of its GRPO, and what to change; `clamp` is the bound on the value, None without."""
     mode, unit = draft.one_of("kl_loss_mode", KINDS), draft.one_of("loss_agg_mode", REDUCTIONS)
     draft.switch_on("beta", 0.04, "at 0 there is no KL")
-    if mode != "mse_kl":
-        draft.change("kl_loss_mode", "mse_kl", Why.AS_LOSS["k1"] if mode == "kl" else Why.K3)
+    draft.change("kl_loss_mode", "mse_kl", Why.AS_LOSS["k1"] if mode == "kl" else Why.K3)
     if clamp is not None:
         why = f"beyond a value of {clamp:g} there is no gradient"
         draft.changes.append(Change(f"{section}kl_clamp_value", None, clamp, why))
@@ -196,11 +195,9 @@ def grpo_part(draft: RunDraft, section: str, clamp: float | None) -> KLPart:
 
 def _ppo_part(draft: RunDraft, section: str, clamp: float | None) -> KLPart:
     mode = draft.one_of("kl_method", KINDS)
-    if mode != "kl":
-        draft.change("kl_method", "kl", Why.ONLY_K1)
+    draft.change("kl_method", "kl", Why.ONLY_K1)
     for name in ("gamma", "gae_lambda"):
-        if draft[name] != 1:
-            draft.change(name, 1.0, "the KL of later tokens is discounted")
+        draft.change(name, 1.0, "the KL of later tokens is discounted")
     if clamp is not None:
         draft.changes.append(Change(f"{section}kl_clamp_value", None, clamp, f"values beyond {clamp:g} are cut"))
     form = InReward(KINDS[mode], discount=draft["gamma"] * draft["gae_lambda"], clamp=clamp)
@@ -344,8 +341,7 @@ def read_config_of_maxtext(given: dict[str, Any], _: str | None = None) -> Run:
     """Read `rl` of a configuration of MaxText's RL trainer."""
     draft = RunDraft("maxtext", given, MAXTEXT_KNOWN, RL)
     unit = draft.one_of("loss_agg_mode", REDUCTIONS)
-    if draft["grpo_beta"]:
-        draft.change("grpo_beta", 0.0, "k1 as a loss descends nothing; or patch the trainer")
+    draft.change("grpo_beta", 0.0, "k1 as a loss descends nothing; or patch the trainer")
     name = f"rl.grpo_beta rl.loss_agg_mode={unit}"
     draft.parts = [part_of("maxtext", name, AsLoss("k1"), REDUCTIONS[unit], draft["grpo_beta"])]
     draft.notes.append(NO_MODE)
