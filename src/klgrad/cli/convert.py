@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -252,5 +252,5 @@ def _to_json(sides: list[Side], factor: float) -> str:
 
 
 def _side_to_dict(side: Side) -> dict[str, object]:
-    shown = {"name": side.name, "beta": side.beta, "source": side.source}
-    return shown | side.pull.to_dict() | {"pull": pulls_of(side.pull)}
+    shown: dict[str, object] = {"name": side.name, "beta": side.beta, "source": side.source}
+    return shown | asdict(side.pull) | {"pull": pulls_of(side.pull)}

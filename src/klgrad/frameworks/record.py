@@ -12,15 +12,47 @@ import sys
 from dataclasses import asdict, dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from packaging.version import Version
 
 from ..errors import NotAuditableError
-from .conversion import Pull
 
 if TYPE_CHECKING:
     from .framework import Framework
+
+LOG_RATIOS = (-4.0, -2.0, -1.0, 1.0, 2.0, 4.0)
+"""Where the pulls of two losses are compared."""
+
+
+@dataclass(frozen=True)
+class Pull:
+    """How hard a loss pulls: what of its anatomy a conversion of β needs.
+
+    Attributes:
+        scale: the factor by which it multiplies β near ref, in its unit.
+        unit: what it divides by, as `Unit.name`.
+        mean_over_rows: whether it is a mean over the completions of the batch, and no sum.
+        baseline: as `Baseline.name`.
+        coefficients: what it puts on a token's score at `LOG_RATIOS`; None where that is not finite.
+        cells: its divergence, horizon, samples and unit in words.
+        refusal: why no β can be converted; empty if one can.
+    """
+
+    scale: float
+    unit: str
+    mean_over_rows: bool
+    baseline: str
+    coefficients: tuple[float | None, ...]
+    cells: tuple[str, ...]
+    refusal: str = ""
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Pull:
+        """The inverse of `asdict`, of data that were JSON."""
+        tuples: dict[str, Any] = {name: tuple(data[name]) for name in ("coefficients", "cells")}
+        return cls(**data | tuples)
+
 
 SHOWN = ("looks ahead", "samples", "unit")
 """Parts that are told beside the divergence, in a line."""
