@@ -286,7 +286,8 @@ def _experimental() -> Subject:
 
 
 def _distillation(alpha: float, offline: bool) -> Subject:
-    file = _distillation_file()
+    path = "maxtext/trainers/post_train/distillation/distillation_utils.py"
+    file = load("maxtext", path, stand_ins=STAND_INS, replaced=("maxtext", "tunix", "orbax"))
     strategy = file.CombinedDistillationStrategy(None, None, temperature=1.0, alpha=alpha)
     output = file.DistillationForwardOutput
 
@@ -316,12 +317,6 @@ def _trainer() -> ModuleType:
     )
     vars(module).update(EPS=1e-8, grpo_utils=models_and_rewards)
     return module
-
-
-@cache
-def _distillation_file() -> ModuleType:
-    file = "maxtext/trainers/post_train/distillation/distillation_utils.py"
-    return load("maxtext", file, stand_ins=STAND_INS, replaced=("maxtext", "tunix", "orbax"))
 
 
 RL = "rl."
