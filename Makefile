@@ -54,7 +54,7 @@ test-frameworks: $(OTHERS)  ## audit verl, OpenRLHF, SkyRL, ms-swift, Unsloth an
 	$(VENV)-frameworks/bin/python -m pytest tests/frameworks tests/on_verl -k "not ($(TRANSCRIBED))" $(ARGS)
 
 test-arrays: $(ARRAYS)  ## losses of JAX and MLX; audit Tunix, MaxText, EasyDeL, MLX-LM-LoRA and mlx-tune
-	$(VENV)-arrays/bin/python -m pytest tests/arrays tests/frameworks/test_frameworks.py tests/frameworks/test_findings.py \
+	$(VENV)-arrays/bin/python -m pytest tests/arrays tests/frameworks/test_frameworks.py tests/frameworks/test_record.py \
 		-k "arrays or program or (verdict and (tunix or maxtext or easydel or mlx))" $(ARGS)
 
 test-verl-runs: $(OTHERS)  ## whole runs of verl's own command with a declared KL, on a CPU; a minute or two each

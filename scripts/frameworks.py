@@ -62,12 +62,10 @@ def main(names: list[str]) -> None:
 
 def _head(framework: Framework, date: str) -> str:
     """What was audited and when, and the default settings."""
-    source = framework.source
-    if source is None:
-        of = "from its own installed code"
-    else:
-        files = ", ".join(f"`{file}`" for file in source.files)
-        of = f"from its formulae, transcribed from {files} of {source.repository}; its own code was not run"
+    of = "from its own installed code"
+    if framework.transcribed:
+        files = ", ".join(f"`{file}`" for file in framework.files)
+        of = f"from its formulae, transcribed from {files} of {framework.distribution}; its own code was not run"
     default = DEFAULTS[framework.name]
     made = f"Made on {date} by `klgrad audit {framework.name}`, {of}."
     return (

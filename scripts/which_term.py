@@ -1,7 +1,7 @@
 """The generated part of docs/which-term.md: what to write in each framework, from the data of `klgrad advise`."""
 
 from klgrad.frameworks import FRAMEWORKS, HOMES, SETTINGS, recorded
-from klgrad.frameworks.recommendation import TARGET_OF, Meaning, expresses
+from klgrad.frameworks.framework import TARGET_OF, Meaning, expresses
 from klgrad.targets import TARGETS
 
 SHOWN: tuple[Meaning, ...] = (("reverse", "sequence"), ("reverse", "token"), ("forward", "token"))

@@ -112,10 +112,10 @@ class Chain(nn.Module):
 
 def slope_with(beta):
     """Of the loss that generates by itself, by the weights of a model."""
-    from klgrad.frameworks.mlx import _losses
+    from klgrad.frameworks.functions import file_of
 
-    _losses.cache_clear()  # an audit replaces what it generates
-
+    file_of.cache_clear()  # an audit replaces what it generates
+    losses = file_of("mlx-tune", "mlx_tune/losses.py")
     mx.random.seed(0)
     model = Chain()
     tokenizer = type("Tokenizer", (), {"decode": staticmethod(str), "eos_token_id": 3})
@@ -123,7 +123,7 @@ def slope_with(beta):
 
     def loss(model):
         arguments = (model, tokenizer, mx.array([0]), lambda *_: next(scores), "")
-        return _losses().grpo_loss(*arguments, num_generations=4, max_tokens=3, beta=beta)[0]
+        return losses.grpo_loss(*arguments, num_generations=4, max_tokens=3, beta=beta)[0]
 
     return nn.value_and_grad(model, loss)(model)[1]["table"]
 

@@ -2,14 +2,17 @@
 
 import dataclasses
 import inspect
+import re
+from itertools import product
 from pathlib import Path
 
 import pytest
-from framework_verdicts import ALL
 from typer.testing import CliRunner
 
 from klgrad.cli import app
-from klgrad.frameworks import DEFAULTS, FRAMEWORKS, SETTINGS, recorded
+from klgrad.errors import UnknownNameError
+from klgrad.frameworks import DEFAULTS, FRAMEWORKS, HOMES, SETTINGS, recorded
+from klgrad.frameworks.framework import expresses
 
 RUN = Path(__file__).parents[2] / "examples" / "verl" / "run.sh"
 
@@ -20,23 +23,25 @@ def advised(*arguments):
     return shown.stdout
 
 
-@pytest.mark.parametrize("name", FRAMEWORKS)
-def test_the_defaults_descend_what_the_audit_of_them_finds(name):
-    default = DEFAULTS[name]
-    assert default.subject in ALL[name]
-    if name in SETTINGS:
-        row = recorded(name).row_of(default.subject)
-        assert row is not None
-        _, divergence, ahead, *_ = row
-        words = f"Defaults: {default.settings}: {divergence}; looks ahead: {ahead}; samples: "
-        assert words in " ".join(advised(name).split())
-
-
 @pytest.mark.parametrize("name", SETTINGS)
-def test_lines_can_be_copied(name):
-    for (divergence, level), setting in SETTINGS[name].items():
-        shown = advised(name.upper(), "--divergence", divergence, "--level", level).split("\n")
-        assert set(setting.lines.split("\n")) <= set(shown)  # whole lines, without a frame or padding
+@pytest.mark.parametrize(("divergence", "level"), list(product(("reverse", "forward"), ("token", "sequence"))), ids=str)
+@pytest.mark.parametrize("off_policy", [False, True])
+def test_the_command_gives_lines_or_code_and_the_truth(name, divergence, level, off_policy):
+    options = ["--divergence", divergence, "--level", level, *["--off-policy"] * off_policy]
+    shown = advised(name.upper(), *options)
+    text = " ".join(shown.split())
+    setting = SETTINGS[name].get((divergence, level))
+    if setting is not None:
+        assert set(setting.lines.split("\n")) <= set(shown.split("\n"))  # whole lines, without a frame or padding
+        assert f"It descends: {recorded(name).parts_of(setting.subject)}." in text
+    if setting is None or not expresses(setting, (divergence, level), off_policy):
+        assert "KLTerm(" in shown
+    for role, where in HOMES[name].tensors.items():
+        assert re.search(rf"^  {role} +{re.escape(where[:30])}", shown, re.MULTILINE)
+    assert f"Checked on {name} {FRAMEWORKS[name].tested}." in shown
+    default = DEFAULTS[name]
+    _, divergence, ahead, *_ = recorded(name).row_of(default.subject)
+    assert f"Defaults: {default.settings}: {divergence}; looks ahead: {ahead}; samples: " in text
 
 
 def test_a_line_to_change_is_whole_on_a_narrow_terminal(monkeypatch):
@@ -79,3 +84,7 @@ def test_the_defaults_are_those_of_the_installed_frameworks():
 def test_a_framework_that_is_audited_and_has_no_advice_is_told_so():
     error = str(CliRunner().invoke(app, ["advise", "nemo-rl"]).exception)
     assert "received nemo-rl, without any; remedy: klgrad audit nemo-rl shows what its settings descend" in error
+
+
+def test_an_unknown_framework_is_told_so():
+    assert isinstance(CliRunner().invoke(app, ["advise", "tlr"]).exception, UnknownNameError)

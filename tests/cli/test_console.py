@@ -97,36 +97,9 @@ def test_a_process_substitution_receives_the_file(tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["piped.json", "table.md"]
 
 
-PRINTING = """
-print("imported")
-
-def loss(logp, ref_logp):
-    print("[b]shape", tuple(logp.shape))
-    return 0.5 * (logp - ref_logp) ** 2
-
-def fails(logp, ref_logp):
-    print("before the failure")
-    raise ValueError
-"""
-
-
-@pytest.fixture
-def printing(tmp_path):
-    (tmp_path / "printing.py").write_text(PRINTING)
-    return tmp_path / "printing.py"
-
-
-@pytest.mark.slow
-def test_what_a_loss_prints_is_shown_in_part_and_once(printing, tmp_path):
-    result = run("audit", f"{printing}:loss", "--json", "-", "--html", tmp_path / "page.html")
-    assert json.loads(result.stdout)["results"][0]["verdict"] == "reverse-kl-token"
-    assert re.search(rf"{printing}:loss printed [\d,]+ lines; the first 5:", result.stderr)
-    assert result.stderr.count("[b]shape") == 5
-    assert result.stderr.count("imported") == 1
-
-
-def test_what_a_loss_prints_is_shown_when_it_fails(printing):
-    result = run("audit", f"{printing}:fails")
+def test_what_a_loss_prints_is_shown_when_it_fails(tmp_path):
+    (tmp_path / "printing.py").write_text("def fails(logp):\n    print('before the failure')\n    raise ValueError\n")
+    result = run("audit", f"{tmp_path}/printing.py:fails")
     assert isinstance(result.exception, LossCallError)
     assert "before the failure" in result.stderr
 

@@ -1,7 +1,7 @@
 """`klgrad convert`: after the conversion the gradients of both losses agree near ref, summed over every outcome."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 import torch
@@ -183,5 +183,5 @@ def test_what_the_words_leave_open_is_as_in_the_default():
 
 def test_a_pull_survives_json():
     pull = pull_of(audit(known("k3-loss")))
-    assert Pull.from_dict(json.loads(json.dumps(pull.to_dict()))) == pull
+    assert Pull.from_dict(json.loads(json.dumps(asdict(pull)))) == pull
     assert differences_of(pull, pull) == []

@@ -1,5 +1,7 @@
-"""The exit status of the command, and its output on terminals of any encoding."""
+"""The command as a whole: exit status, encodings of terminals, completion, help without torch, and the MCP server."""
 
+import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -8,8 +10,11 @@ import time
 
 import pytest
 from logs.synthetic import sampled, write
+from rich.console import Console
 
-from klgrad.cli import main
+from klgrad.cli import EXAMPLES, app, main, mcp as serve
+from klgrad.cli.train import SECTIONS, train_or_distill
+from klgrad.errors import MissingExtraError
 
 LOSSES = """
 import sys
@@ -207,3 +212,115 @@ def test_ctrl_c_is_130(tmp_path):
     _, err = process.communicate(timeout=30)
     assert process.returncode == 130
     assert "Traceback" not in err
+
+
+# A help text needs no torch: loading it takes seconds.
+
+COMMANDS = {command.name for command in app.registered_commands}
+
+LOOK = """
+import contextlib, io, sys
+from klgrad.cli import app
+for line in sys.argv[1:]:
+    with contextlib.redirect_stdout(io.StringIO()) as shown:
+        app(line.split(), standalone_mode=False)
+    print(line, len(shown.getvalue()) > 200, "torch" in sys.modules, sep="\t")
+"""
+
+
+def ran(*lines):
+    """Of each command whether it printed a text, and whether torch was imported by then; all in one process."""
+    command = [sys.executable, "-c", LOOK, *lines]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return [line.split("\t") for line in done.stdout.splitlines()]
+
+
+@pytest.mark.slow
+def test_a_help_text_and_an_advice_import_no_torch_and_an_audit_does():
+    quick = ["--help", *(f"{name} --help" for name in sorted(COMMANDS)), "advise trl", "advise verl --off-policy"]
+    assert ran(*quick, "audit k2-loss") == [
+        *([line, "True", "False"] for line in quick),
+        ["audit k2-loss", "True", "True"],
+    ]
+
+
+@pytest.mark.parametrize("command", ["train", "distill"])
+def test_the_help_of_a_run_needs_no_trl_and_fits_two_screens(command, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "trl", None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("klgrad.cli.train.stdout", lambda: Console(width=80))
+    train_or_distill(command, ["--help"])
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 80  # two screens of 40 lines
+    assert sum(line.startswith("--") for line in lines) == sum(len(section) for section in SECTIONS.values())
+    assert lines[-1] == "TRL is not installed: pip install 'klgrad[train]'"
+    assert not any(line.startswith(" ") for line in lines[9:])  # no setting takes two lines
+    with pytest.raises(MissingExtraError, match="pip install 'klgrad\\[train\\]'"):
+        train_or_distill(command, ["--help-all"])
+
+
+# The MCP server, driven by the SDK's own client over standard input and output.
+
+LOSS = """
+def kl_penalty(logp, ref_logp, mask):
+    print("a loss that prints")
+    return ((logp - ref_logp) ** 2 / 2 * mask).sum(-1).mean()
+"""
+
+RUN = "beta: 0.04\nloss_type: dr_grpo\nuse_bias_correction_kl: false\nnum_generations: 8\n"
+
+
+def served(folder, *calls):
+    """The tools by name, and the results of calls, from a server that is started in a folder."""
+    mcp = pytest.importorskip("mcp")
+
+    async def drive():
+        server = mcp.StdioServerParameters(
+            command=sys.executable, args=["-m", "klgrad", "mcp"], cwd=folder, env=dict(os.environ)
+        )
+        async with mcp.Client(server) as client:
+            tools = {tool.name: tool for tool in (await client.list_tools()).tools}
+            return tools, [await client.call_tool(name, {"arguments": given}) for name, given in calls]
+
+    return asyncio.run(drive())
+
+
+def text(result):
+    return "".join(block.text for block in result.content)
+
+
+@pytest.mark.slow
+def test_an_agent_audits_a_file_and_reads_advice(tmp_path):
+    (tmp_path / "losses.py").write_text(LOSS, encoding="utf-8")
+    (tmp_path / "run.yaml").write_text(RUN, encoding="utf-8")
+    scalars = [{"step": step, "kl": 0.0, "reward": 0.1 * step} for step in range(1, 21)]
+    (tmp_path / "history.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in scalars), encoding="utf-8")
+    tools, (audited, failed, differs, advice, converted, diagnosed) = served(
+        tmp_path,
+        ("audit", ["losses.py:kl_penalty", "--json", "-"]),
+        ("audit", ["losses.py:nothing"]),
+        ("audit", ["losses.py:kl_penalty", "--expect", "forward-kl-token"]),
+        ("advise", ["trl", "--config", "run.yaml"]),
+        ("convert", ["k3-loss beta=0.1", "k2-loss"]),
+        ("diagnose", ["history.jsonl"]),
+    )
+    assert set(tools) == set(EXAMPLES) == {"audit", "advise", "convert", "diagnose"}
+    assert all(f"klgrad {name}" in tool.description for name, tool in tools.items())
+    assert not audited.is_error
+    assert "a loss that prints" in text(audited)
+    found = text(audited)[text(audited).index("{\n") :]
+    assert json.JSONDecoder().raw_decode(found)[0]["results"][0]["verdict"] == "reverse-kl-token"
+    assert failed.is_error
+    assert "remedy" in text(failed)
+    assert not differs.is_error  # the command ran; what it found is its answer
+    assert "expected forward-kl-token" in text(differs)
+    assert "forward KL" in text(advice)
+    assert "0.1" in text(converted)
+    assert "The KL is exactly 0" in text(diagnosed)
+
+
+def test_without_the_sdk_the_error_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "mcp.server", None)
+    with pytest.raises(MissingExtraError, match="klgrad\\[mcp\\]"):
+        serve()

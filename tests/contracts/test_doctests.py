@@ -10,7 +10,7 @@ import pytest
 import klgrad
 
 ROOMS = (
-    "audit", "core", "drawing", "enumeration", "errors", "frameworks.framework", "frameworks.recommendation",
+    "audit", "core", "drawing", "enumeration", "errors", "frameworks.framework", "frameworks.record",
     "frameworks.run_file", "frameworks.trl", "kernels", "logs", "models", "papers", "policy_losses", "reports",
     "strings", "support", "targets", "testing", "training", "trl", "zoo",
 )  # fmt: skip

@@ -1,23 +1,25 @@
 """The installed frameworks' own code, audited; those that are not installed here are skipped by name."""
 
+import importlib
 from dataclasses import replace
 
 import pytest
 import torch
 from framework_verdicts import ALL
-from oracle import mean_gradient_over_groups
+from oracle import mean_gradient, mean_gradient_over_groups
 from some import first
 from tolerances import EXACT, SINGLE
 from typer.testing import CliRunner
 
 from klgrad.audit import audit
-from klgrad.audit.gradients import expected_gradient
+from klgrad.audit.batch import from_problem
+from klgrad.audit.gradients import evaluate, expected_gradient
 from klgrad.audit.parts import Unit
 from klgrad.audit.procedure import fresh_name
 from klgrad.audit.render.terminal import cells_of
 from klgrad.audit.subject import Subject
 from klgrad.cli import app
-from klgrad.enumeration import autoregressive
+from klgrad.enumeration import autoregressive, target_gradients
 from klgrad.errors import NotAuditableError
 from klgrad.frameworks import DEFAULTS, FRAMEWORKS, recorded
 
@@ -83,100 +85,104 @@ FAR = autoregressive(2, 3, ends=True, seed=15, away_from_ref=4.0, off_policy=1.5
 """Passes the bounds of those frameworks whose formulae have them: 10 on a value of k3, 2 on a ratio."""
 
 
-def trl_default(rollout):
-    """Ratio times k3, averaged over the batch's tokens: an independent reading of TRL's default."""
+def ratio(rollout):
+    return (rollout.logp - rollout.behavior_logp).exp()
+
+
+def k3(rollout):
     away = rollout.ref_logp - rollout.logp
-    per_token = (rollout.logp - rollout.behavior_logp).exp() * (away.exp() - away - 1)
-    return (per_token * rollout.mask).sum() / rollout.mask.sum()
-
-
-def rloo(rollout):
-    """k1 of the sampler in the reward, leave-one-out, under the clipped sequence ratio."""
-    reward = -((rollout.behavior_logp - rollout.ref_logp) * rollout.mask).sum(-1)
-    advantage = reward - (reward.sum() - reward) / (len(reward) - 1)
-    ratio = ((rollout.logp - rollout.behavior_logp) * rollout.mask).sum(-1).exp()
-    return -torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage).mean()
+    return (away.exp() - away - 1) * rollout.mask
 
 
 def clamped_k3(rollout):
     """k3 with its value clamped at 10, per token."""
-    away = (rollout.ref_logp - rollout.logp).clamp(-20, 20)
-    return (away.exp() - away - 1).clamp(-10, 10) * rollout.mask
+    return k3(rollout).clamp(max=10)
 
 
-def verl_default(rollout):
-    return clamped_k3(rollout).sum() / rollout.mask.sum()
+def k1(rollout):
+    """At sampling."""
+    return (rollout.behavior_logp - rollout.ref_logp) * rollout.mask
 
 
-def skyrl_default(rollout):
-    return (clamped_k3(rollout).sum(-1) / rollout.mask.sum(-1)).mean()
+def to_go(per_token):
+    return per_token.flip(-1).cumsum(-1).flip(-1)
 
 
-def verl_rloo(rollout):
-    """As `rloo`, but with a clipped ratio per token, and PPO's second clip where the advantage is negative."""
-    reward = -((rollout.behavior_logp - rollout.ref_logp) * rollout.mask).sum(-1)
-    advantage = (reward - (reward.sum() - reward) / (len(reward) - 1))[:, None]
-    ratio = (rollout.logp - rollout.behavior_logp).exp()
-    loss = torch.maximum(-advantage * ratio, -advantage * ratio.clamp(0.8, 1.2))
-    loss = torch.where(advantage < 0, torch.minimum(-advantage * 3.0, loss), loss)
-    return (loss * rollout.mask).sum(-1).mean()
+def leave_one_out(reward):
+    return (reward - (reward.sum() - reward) / (len(reward) - 1))[:, None]
 
 
-def openrlhf_unbiased(rollout):
-    """The truncated, detached token ratio times k2, averaged over the batch's tokens."""
-    weight = (rollout.logp - rollout.behavior_logp).exp().clamp(max=10).detach()
-    return (weight * (rollout.logp - rollout.ref_logp) ** 2 / 2 * rollout.mask).sum() / rollout.mask.sum()
+def whitened(values, mask, *, bessel):
+    live = values[mask.bool()]
+    return (values - live.mean()) / (live.var(correction=int(bessel)) + 1e-8).sqrt()
 
 
-def swift_reward(rollout):
-    """The sampler's log-ratio of a completion as its reward, leave-one-out, clipped per token."""
-    reward = -((rollout.behavior_logp - rollout.ref_logp) * rollout.mask).sum(-1)
-    advantage = (reward - (reward.sum() - reward) / (len(reward) - 1))[:, None]
-    ratio = (rollout.logp - rollout.behavior_logp).exp()
-    loss = torch.maximum(-advantage * ratio, -advantage * ratio.clamp(0.8, 1.2))
-    return (loss * rollout.mask).sum() / rollout.mask.numel()
-
-
-def swift_truncated(rollout):
-    """The clamped k3 times the token's ratio to the sampler, truncated at 2, without gradient."""
-    weight = (rollout.logp - rollout.behavior_logp).exp().clamp(max=2).detach()
-    return (weight * clamped_k3(rollout)).sum() / rollout.mask.numel()
-
-
-def unsloth_default(rollout):
-    """The ratio times k3, then clamped, averaged over the batch's tokens."""
-    away = (rollout.ref_logp - rollout.logp).clamp(-20, 20)
-    ratio = (rollout.logp - rollout.behavior_logp).exp()
-    return ((ratio * (away.exp() - away - 1)).clamp(max=10) * rollout.mask).sum() / rollout.mask.sum()
-
-
-def trinity_corrected(rollout):
-    """k3 times the ratio, whose gradient stops where it is clamped at 2."""
-    away = rollout.ref_logp - rollout.logp
-    ratio = (rollout.logp - rollout.behavior_logp).exp().clamp(0, 2)
-    return (ratio * (away.exp() - away - 1) * rollout.mask).sum(-1).mean()
-
-
-def ppo(rollout, cost):
-    """PPO's terms for a cost per token."""
-    ratio = (rollout.logp - rollout.behavior_logp).exp()
-    return torch.maximum(cost * ratio, cost * ratio.clamp(0.8, 1.2)) * rollout.mask
+def clipped(rollout, advantage, *, dual=False):
+    """PPO's objective as a loss per token; the second clip where the advantage is negative."""
+    loss = torch.maximum(-advantage * ratio(rollout), -advantage * ratio(rollout).clamp(0.8, 1.2))
+    if dual:
+        loss = torch.where(advantage < 0, torch.minimum(-advantage * 3.0, loss), loss)
+    return loss * rollout.mask
 
 
 def over_tokens(rollout, terms):
     return (terms * rollout.mask).sum() / rollout.mask.sum()
 
 
+def per_completion(rollout, terms):
+    return ((terms * rollout.mask).sum(-1) / rollout.mask.sum(-1)).mean()
+
+
+def summed(terms):
+    return terms.sum(-1).mean()
+
+
+def trl_default(rollout):
+    """Ratio times k3, averaged over the batch's tokens: an independent reading of TRL's default."""
+    return over_tokens(rollout, ratio(rollout) * k3(rollout))
+
+
+def rloo(rollout):
+    """k1 of the sampler in the reward, leave-one-out, under the clipped sequence ratio."""
+    advantage = leave_one_out(-k1(rollout).sum(-1))[:, 0]
+    of_completion = ((rollout.logp - rollout.behavior_logp) * rollout.mask).sum(-1).exp()
+    return -torch.minimum(of_completion * advantage, of_completion.clamp(0.8, 1.2) * advantage).mean()
+
+
+def token_rloo(rollout, *, dual=False):
+    """As `rloo`, but with a clipped ratio per token, and PPO's second clip where the advantage is negative."""
+    return clipped(rollout, leave_one_out(-k1(rollout).sum(-1)), dual=dual)
+
+
+def openrlhf_unbiased(rollout):
+    """The truncated, detached token ratio times k2, averaged over the batch's tokens."""
+    weight = ratio(rollout).clamp(max=10).detach()
+    return over_tokens(rollout, weight * (rollout.logp - rollout.ref_logp) ** 2 / 2)
+
+
+def swift_truncated(rollout):
+    """The clamped k3 times the token's ratio to the sampler, truncated at 2, without gradient."""
+    return (ratio(rollout).clamp(max=2).detach() * clamped_k3(rollout)).sum() / rollout.mask.numel()
+
+
+def ratio_times_k3_clamped(rollout):
+    """The ratio times k3, then clamped, averaged over the batch's tokens."""
+    return over_tokens(rollout, (ratio(rollout) * k3(rollout)).clamp(max=10))
+
+
+def trinity_corrected(rollout):
+    """k3 times the ratio, whose gradient stops where it is clamped at 2."""
+    return summed(ratio(rollout).clamp(0, 2) * k3(rollout))
+
+
 def areal_default(rollout):
     """k1 at sampling, clamped at 10 and summed to go, under PPO's clip."""
-    kl = (rollout.behavior_logp - rollout.ref_logp).clamp(-10, 10) * rollout.mask
-    return over_tokens(rollout, ppo(rollout, kl.flip(-1).cumsum(-1).flip(-1)))
+    return over_tokens(rollout, clipped(rollout, -to_go(k1(rollout).clamp(-10, 10))))
 
 
 def areal_distilled(rollout):
     """The ratio times the detached log-ratio to the teacher."""
-    away = (rollout.logp - rollout.ref_logp).detach()
-    return over_tokens(rollout, (rollout.logp - rollout.behavior_logp).exp() * away)
+    return over_tokens(rollout, ratio(rollout) * (rollout.logp - rollout.ref_logp).detach())
 
 
 def swapped_k3(rollout):
@@ -185,59 +191,105 @@ def swapped_k3(rollout):
     return over_tokens(rollout, (away.exp() - away - 1).clamp(max=10))
 
 
-def k3(rollout):
-    away = rollout.ref_logp - rollout.logp
-    return (away.exp() - away - 1) * rollout.mask
-
-
-def cosmos_unbiased(rollout):
-    """The ratio times k3, then clamped at 10."""
-    ratio = (rollout.logp - rollout.behavior_logp).exp()
-    return over_tokens(rollout, (ratio * k3(rollout)).clamp(max=10))
-
-
 def art_default(rollout):
     """The log-ratio less its mean over the batch, times the ratio up to 5, on the score."""
     away = ((rollout.logp - rollout.ref_logp) * rollout.mask).detach()
-    weight = (rollout.logp - rollout.behavior_logp).exp().detach().clamp(max=5)
+    weight = ratio(rollout).detach().clamp(max=5)
     return over_tokens(rollout, weight * (away - away.sum() / rollout.mask.sum()) * rollout.logp)
+
+
+def skyrl_default_reward(rollout):
+    """k3 clamped at 10, less the group's mean, over its deviation."""
+    away = rollout.ref_logp - rollout.behavior_logp
+    reward = -((away.exp() - away - 1).clamp(max=10) * rollout.mask).sum(-1)
+    advantage = (reward - reward.mean()) / (reward.std() + 1e-6)
+    return over_tokens(rollout, clipped(rollout, advantage[:, None]))
+
+
+def skyrl_maxrl(rollout):
+    reward = -k1(rollout).sum(-1)
+    return summed(clipped(rollout, ((reward - reward.mean()) / (reward.mean() + 1e-6))[:, None]))
+
+
+def gae(rollout, *, dual=False):
+    return clipped(rollout, whitened(-to_go(k1(rollout)), rollout.mask, bessel=True), dual=dual)
+
+
+def skyrl_corrected(level, cap):
+    """The policy's own KL, weighted by π/μ of each token or of the completion; the ratio to itself is 1."""
+
+    def loss(rollout):
+        here = rollout.logp.detach()
+        advantage = leave_one_out(-((here - rollout.ref_logp) * rollout.mask).sum(-1))
+        log_ratio = (here - rollout.behavior_logp) * rollout.mask
+        weight = (log_ratio.sum(-1, keepdim=True) if level == "sequence" else log_ratio).exp().clamp(max=cap)
+        return summed(-weight * advantage * rollout.logp * rollout.mask)
+
+    return loss
+
+
+def openrlhf_gae(rollout):
+    return over_tokens(rollout, clipped(rollout, whitened(-to_go(k1(rollout)), rollout.mask, bessel=False)))
+
+
+def openrlhf_rloo(rollout):
+    return over_tokens(rollout, clipped(rollout, -to_go(k1(rollout))))
+
+
+def openrlhf_gae_without_std(rollout):
+    returns = -to_go(k1(rollout))
+    return over_tokens(rollout, clipped(rollout, returns - returns[rollout.mask.bool()].mean()))
 
 
 BOUNDED = ("ms-swift", "unsloth", "trinity", "areal", "rlinf", "cosmos", "art")
 """Frameworks with bounds that `FAR` passes."""
-IN_FLOAT32 = ("openrlhf", "areal", "rlinf")
-"""They compute in float32, whatever they are given."""
+IN_FLOAT32 = (
+    *("openrlhf", "areal", "rlinf", "skyrl use_kl_in_reward", "verl use_kl_in_reward kl_penalty=kl adv_estimator=gae"),
+    "verl use_kl_in_reward kl_penalty=kl adv_estimator=reinforce_plus_plus",
+)
+"""They compute in float32, whatever they are given, or add a constant to a deviation."""
+SUMMED = "loss_agg_mode=seq-mean-token-sum"
 INDEPENDENT = {
     "areal kl_ctl kl_estimator=k1": areal_default,
     "areal teacher.rl_loss_weight=1": lambda r: over_tokens(r, r.logp - r.ref_logp),
     "areal teacher.rl_loss_weight=0": areal_distilled,
     "rlinf actor=fsdp kl_penalty_type=low_var_kl loss_agg_func=token-mean": swapped_k3,
-    "rlinf actor=megatron kl_penalty_type=low_var_kl loss_agg_func=seq-mean-token-sum": lambda r: (
-        clamped_k3(r).sum(-1).mean()
-    ),
+    "rlinf actor=megatron kl_penalty_type=low_var_kl loss_agg_func=seq-mean-token-sum": lambda r: summed(clamped_k3(r)),
     "cosmos-rl kl_beta loss_type=token-mean unbiased_kl_estimate=False": lambda r: over_tokens(r, clamped_k3(r)),
-    "cosmos-rl kl_beta loss_type=token-mean unbiased_kl_estimate=True": cosmos_unbiased,
+    "cosmos-rl kl_beta loss_type=token-mean unbiased_kl_estimate=True": ratio_times_k3_clamped,
     "torchrl GRPOLoss kl_to_ref_coeff": lambda r: k3(r).mean(),
-    "torchrl DistillationLoss kl_direction=reverse normalize_by_seq_length=True": lambda r: (
-        k3(r).sum(-1) / r.mask.sum(-1)
-    ).mean(),
+    "torchrl DistillationLoss kl_direction=reverse normalize_by_seq_length=True": lambda r: per_completion(r, k3(r)),
     "axolotl async loss_type=dapo use_bias_correction_kl=False": lambda r: over_tokens(r, k3(r)),
     "axolotl async loss_type=dapo use_bias_correction_kl=True": trl_default,
     "art kl_penalty_coef kl_penalty_source=current_learner ppo=False reduction=mean": art_default,
-    "twinkle GRPOLoss beta": lambda r: (k3(r).sum(-1) / r.mask.sum(-1)).mean(),
-    "ms-swift loss_type=grpo": skyrl_default,
-    "ms-swift loss_type=dapo": verl_default,
+    "twinkle GRPOLoss beta": lambda r: per_completion(r, k3(r)),
+    "ms-swift loss_type=grpo": lambda r: per_completion(r, clamped_k3(r)),
+    "ms-swift loss_type=dapo": lambda r: over_tokens(r, clamped_k3(r)),
     "ms-swift loss_type=dr_grpo rollout_importance_sampling_mode=token_truncate": swift_truncated,
-    "ms-swift kl_in_reward advantage_estimator=rloo loss_type=dr_grpo": swift_reward,
-    "unsloth grpo loss_type=dapo importance_sampling_level=token use_bias_correction_kl=True": unsloth_default,
-    "trinity kl_loss_fn=low_var_kl loss_agg_mode=seq-mean-token-sum": lambda r: clamped_k3(r).sum(-1).mean(),
-    "trinity kl_loss_fn=corrected_k3 loss_agg_mode=seq-mean-token-sum": trinity_corrected,
-    "verl use_kl_loss kl_loss_type=low_var_kl loss_agg_mode=token-mean": verl_default,
-    "verl use_kl_in_reward kl_penalty=kl adv_estimator=rloo": verl_rloo,
-    "skyrl use_kl_loss kl_estimator_type=k3": skyrl_default,
+    "ms-swift kl_in_reward advantage_estimator=rloo loss_type=dr_grpo": lambda r: token_rloo(r).sum() / r.mask.numel(),
+    "unsloth grpo loss_type=dapo importance_sampling_level=token use_bias_correction_kl=True": ratio_times_k3_clamped,
+    f"trinity kl_loss_fn=low_var_kl {SUMMED}": lambda r: summed(clamped_k3(r)),
+    f"trinity kl_loss_fn=corrected_k3 {SUMMED}": trinity_corrected,
+    "verl use_kl_loss kl_loss_type=low_var_kl loss_agg_mode=token-mean": lambda r: over_tokens(r, clamped_k3(r)),
+    "verl use_kl_in_reward kl_penalty=kl adv_estimator=rloo": lambda r: summed(token_rloo(r, dual=True)),
+    "verl use_kl_in_reward kl_penalty=kl adv_estimator=gae critic=0": lambda r: summed(gae(r, dual=True)),
+    "verl use_kl_in_reward kl_penalty=kl adv_estimator=reinforce_plus_plus": lambda r: summed(gae(r, dual=True)),
+    "skyrl use_kl_loss kl_estimator_type=k3": lambda r: per_completion(r, clamped_k3(r)),
+    "skyrl use_kl_in_reward estimator=k1 advantage=rloo": lambda r: summed(token_rloo(r)),
+    "skyrl use_kl_in_reward estimator=k3 advantage=grpo token_mean": skyrl_default_reward,
+    "skyrl use_kl_in_reward estimator=k1 advantage=maxrl": skyrl_maxrl,
+    "skyrl use_kl_in_reward estimator=k1 advantage=gae critic=0": lambda r: summed(gae(r)),
+    "skyrl use_kl_in_reward estimator=k1 advantage=reinforce++": lambda r: summed(gae(r)),
+    "skyrl use_kl_in_reward estimator=k1 advantage=rloo tis=token": skyrl_corrected("token", 2.0),
+    "skyrl use_kl_in_reward estimator=k1 advantage=rloo tis=sequence": skyrl_corrected("sequence", 5.0),
+    "skyrl use_kl_in_reward estimator=k1 advantage=rloo tis=sequence uncapped": skyrl_corrected("sequence", 1e9),
     **{
         f"openrlhf algo.kl.use_loss estimator={k} unbiased_gradient=True": openrlhf_unbiased for k in ("k1", "k2", "k3")
     },
+    "openrlhf algo.kl in reward estimator=k1 advantage=rloo": openrlhf_rloo,
+    "openrlhf algo.kl in reward estimator=k1 advantage=group_norm": openrlhf_rloo,
+    "openrlhf algo.kl in reward estimator=k1 advantage=gae critic=0": openrlhf_gae,
+    "openrlhf algo.kl in reward estimator=k1 advantage=gae critic=0 no_std_norm": openrlhf_gae_without_std,
     "trl grpo loss_type=dapo importance_sampling_level=token use_bias_correction_kl=True": trl_default,
     "liger grpo loss_type=dapo importance_sampling_level=token use_bias_correction_kl=True": trl_default,
     "trl rloo normalize_advantages=False": rloo,
@@ -290,3 +342,98 @@ def test_the_command_audits_a_framework_by_name(tmp_path):
     assert result.exit_code == 0, result.output
     assert "use_bias_correction_kl=True" in result.output
     assert len((tmp_path / "liger.md").read_text().splitlines()) == 2 + len(ALL["liger"])
+
+
+# The KL in the reward in a large batch, from the log-probs at sampling to the policy loss.
+
+
+def adapter(framework):
+    if FRAMEWORKS[framework].installed is None:
+        pytest.skip(f"{framework} is not installed")
+    return importlib.import_module(f"klgrad.frameworks.{framework}")
+
+
+def proportional(ends):
+    """A problem where π is uniform, and a batch that holds every completion exactly as often as it is likely.
+
+    Its means are expectations: what a loss does to it, it does to a large batch.
+    """
+    problem = autoregressive(2, 3, ends=ends, seed=5, away_from_ref=1.0)
+    problem = replace(problem, logits=torch.zeros_like(problem.logits)).on_policy()
+    rows = torch.arange(len(problem.space)).repeat_interleave((problem.probability * 8).round().long())
+    return problem, rows
+
+
+def gradient_on(subject, problem, rows):
+    batch = from_problem(problem, rows[None], torch.zeros(len(problem.space)).double())
+    on_logp = evaluate(subject, batch)[1].logp
+    return torch.einsum("bt,btp->p", on_logp, problem.scores[rows])
+
+
+def exact_values(problem):
+    """(N, T) what is to be had from each prefix on: the KL still to come, with its sign turned."""
+    future = -to_go((problem.logp - problem.ref_logp) * problem.space.mask)
+    weight = problem.probability[:, None].expand_as(future)
+    live, total = problem.space.mask, torch.zeros(problem.space.prefixes).double()
+    prefix = problem.space.prefix[live]
+    visited = total.index_add(0, prefix, weight[live])
+    return problem.at_tokens(total.index_add(0, prefix, (weight * future)[live]) / visited)
+
+
+def with_critic(framework, lam, critic):
+    module = adapter(framework)
+    kind, name = ("kl", "lam") if framework == "verl" else ("k1", "lambd")
+    return module.in_reward(kind, "gae critic=0", **{name: lam}, critic=critic)
+
+
+def advantages(problem, lam, values):
+    """GAE at γ = 1 by its definition: TD errors of the rewards -l, discounted by λ."""
+    reward = -(problem.logp - problem.ref_logp) * problem.space.mask
+    after = torch.cat([values[:, 1:], torch.zeros_like(values[:, :1])], 1) * problem.space.mask
+    found, error = torch.zeros_like(reward), reward + after - values
+    for t in reversed(range(reward.shape[1])):
+        found[:, t] = error[:, t] + (lam * found[:, t + 1] if t + 1 < reward.shape[1] else 0)
+    return found * problem.space.mask
+
+
+def descended(lam, critic):
+    """What GAE's advantages are the gradient of: with nothing known of the future, λ decides how much of it counts."""
+    return (
+        {1.0: "reverse-kl-sequence", 0.0: "reverse-kl-token"}.get(lam)
+        if critic == "untrained"
+        else "reverse-kl-sequence"
+    )
+
+
+@pytest.mark.parametrize("ends", [False, True])
+@pytest.mark.parametrize("critic", ["untrained", "exact"])
+@pytest.mark.parametrize("lam", [1.0, 0.95, 0.0])
+@pytest.mark.parametrize("framework", ["verl", "openrlhf", "skyrl"])
+def test_in_a_large_batch_whitening_is_one_factor(framework, lam, critic, ends):
+    problem, rows = proportional(ends)
+    values = exact_values(problem) if critic == "exact" else torch.zeros_like(problem.logp)
+    found = gradient_on(with_critic(framework, lam, lambda _: values[rows]), problem, rows)
+    by_definition, live = advantages(problem, lam, values), problem.space.mask[rows]
+    factor = float(by_definition[rows][live].std(correction=0 if framework == "openrlhf" else 1))
+    if framework == "openrlhf":  # averages over the batch's tokens
+        factor *= float(live.sum() / len(rows))
+    SINGLE.check_vector(found * factor, mean_gradient(problem, -by_definition))
+    targets = target_gradients(problem)
+    if name := descended(lam, critic):
+        SINGLE.check_vector(found * factor, targets[name])
+    else:
+        apart = [float((found * factor - target).norm() / target.norm()) for target in targets.values()]
+        assert min(apart) > 0.01
+
+
+@pytest.mark.parametrize("ends", [False, True])
+@pytest.mark.parametrize("framework", ["verl", "openrlhf", "skyrl"])
+def test_a_score_reaches_the_policy_loss_beside_the_kl(framework, ends):
+    """With the reference on the policy there is no KL, and every token has its completion's score less the others'."""
+    problem, rows = proportional(ends)
+    score = torch.randn(len(problem.space), generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    batch = from_problem(problem, rows[None], score).at_reference().fresh()
+    subject = adapter(framework).in_reward("kl" if framework == "verl" else "k1", "rloo")
+    on_logp = evaluate(subject, batch)[1].logp
+    shared = float(batch.mask.sum()) if framework == "openrlhf" else len(rows)
+    SINGLE.check(on_logp, -leave_one_out(score[rows]) * batch.mask / shared)

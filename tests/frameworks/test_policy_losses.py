@@ -1,4 +1,4 @@
-"""The whole policy losses of verl, OpenRLHF and SkyRL, against formulae written down here."""
+"""The whole policy losses of TRL, verl, OpenRLHF and SkyRL; those of the last three against formulae written here."""
 
 import pytest
 import torch
@@ -11,9 +11,9 @@ from klgrad.audit.render.policy_page import cells_of
 from klgrad.audit.subject import as_subject
 from klgrad.enumeration import autoregressive, every_group
 from klgrad.frameworks import FRAMEWORKS, recorded
-from klgrad.policy_losses import Weight
+from klgrad.policy_losses import PolicyParts, Weight
 
-NAMES = [n for n in ("verl", "openrlhf", "skyrl") if FRAMEWORKS[n].version is not None]
+NAMES = [n for n in ("trl", "verl", "openrlhf", "skyrl") if FRAMEWORKS[n].version is not None]
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not NAMES, reason="none of them is installed"),
@@ -158,3 +158,24 @@ def test_every_loss_is_proved_or_told_as_what_it_depends_on(name, subjects):
         assert result.policy.proved == (each not in UNPROVED), each
         assert result.policy.parts.depends_on == UNPROVED.get(each, ""), each
         assert rows[each] == list(cells_of(result)), each
+
+
+VLLM = "trl grpo loss_type=dr_grpo scale_rewards=none use_vllm=True vllm_importance_sampling_correction=False"
+OF_TRL = {
+    "trl grpo loss_type=dapo": PolicyParts(
+        "token", Weight(high=1.2), Weight(low=0.8), "group-mean", "group", "token-mean"
+    ),
+    VLLM: PolicyParts(baseline="group-mean", unit="fixed-length"),
+}
+
+
+@pytest.mark.many
+@pytest.mark.parametrize("name", OF_TRL)
+def test_the_default_of_trl_divides_by_the_deviation_and_an_uncorrected_sampler_has_no_ratio(name, subjects):
+    if name not in subjects:
+        pytest.skip("not installed")
+    r = audit_whole(subjects[name])
+    assert r.policy.parts == OF_TRL[name]
+    assert r.kl_verdict == "nothing"
+    if name != VLLM:
+        assert r.policy.epsilon == pytest.approx(1e-4, rel=1e-3)  # rewards are in float32

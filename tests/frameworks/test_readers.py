@@ -3,7 +3,10 @@
 The excerpts have the keys and values of files in the frameworks' own repositories, which are named beside them.
 """
 
+import json
+from collections import Counter
 from itertools import product
+from pathlib import Path
 
 import pytest
 import torch
@@ -498,3 +501,22 @@ def test_a_run_of_which_nothing_is_recognised_is_an_error(tmp_path):
         with pytest.raises(RunFileError):
             run_of(tmp_path, "model:\n  name: m\n", name, suffix=".yaml")
         assert reader.source == "" or "read on" in reader.source
+
+
+# The runs in the frameworks' own repositories: the settings of each file, and what its reader makes of them.
+
+RUNS = json.loads((Path(__file__).parent / "run_files" / "real_runs.json").read_text())
+"""With the file and the commit; the settings are those that were read from the whole file."""
+
+
+@pytest.mark.parametrize("known", RUNS, ids=lambda known: known["file"])
+def test_a_run_has_the_kls_of_its_settings(known):
+    run = READERS[known["framework"]].read(known["given"], None)
+    assert [[part.place, part.coefficient, part.loss] for part in run.parts] == known["parts"]
+    assert list(run.unread) == known["unread"]
+
+
+def test_each_framework_has_three_files():
+    counts = Counter(known["framework"] for known in RUNS)
+    with_source = {name for name, reader in READERS.items() if reader.source}
+    assert {name for name, count in counts.items() if count >= 3} == with_source | {"verl"}

@@ -1,10 +1,14 @@
-"""What is told about torch frameworks on their pages: the parts of their defaults, and each finding."""
+"""What is told about frameworks on pages: the parts of their defaults, each finding, and the playground's settings."""
 
 from dataclasses import replace
+from functools import cache
 
+import playground
 import pytest
 import torch
+from docs.choices import DEFAULTS as FIRST_CHOICE, compared, loss_of as loss_of_choice
 from oracle import mean_gradient_over_groups
+from some import first
 from tolerances import EXACT, SINGLE
 
 from klgrad.audit import audit
@@ -169,3 +173,36 @@ def test_the_direction_of_torchrl_does_not_matter_where_its_samples_are_those_it
     of_teacher = replace(ONE_TOKEN, behavior_logits=ONE_TOKEN.ref_logits)
     forward = gradient_of(loss_of("torchrl", f"DistillationLoss kl_direction=forward {setting}"), of_teacher)
     EXACT.check_vector(forward, target_gradients(ONE_TOKEN)["forward-kl-token"])
+
+
+# The settings that the playground shows are what it says they are, by the audit of the framework itself.
+
+SETTINGS = {entry["subject"]: entry for entry in playground.settings()}
+
+
+@cache
+def subjects(framework):
+    return {subject.name: subject for subject in FRAMEWORKS[framework].subjects()}
+
+
+@pytest.mark.parametrize("name", first(SETTINGS, 3))
+def test_a_setting_is_its_choice(name):
+    framework = name.split(" ")[0]
+    needs(framework)
+    choice = FIRST_CHOICE | SETTINGS[name]["choice"]
+    found, expected = (
+        compared(audit(loss).anatomy.to_dict()) for loss in (subjects(framework)[name], loss_of_choice(choice))
+    )
+    if choice["place"] == "reward":  # the policy loss multiplies it by a ratio of its own
+        found["samples"] = expected["samples"]
+    if framework == "openrlhf" and choice["ratio"] == "token":  # in float32 the edge is read to 1%
+        (ratio, (kind, low, high)), (_, (_, _, bound)) = found["samples"], expected["samples"]
+        assert high == pytest.approx(bound, rel=0.01)
+        found["samples"] = (ratio, (kind, low, bound))
+    assert rounded(found) == rounded(expected)
+
+
+def rounded(parts):
+    """With edges to two digits: frameworks compute in float32."""
+    low, high, below, above = (x if x is None else round(x, 2) for x in parts["flat"])
+    return parts | {"flat": (low, high, below, above)}

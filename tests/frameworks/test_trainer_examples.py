@@ -73,7 +73,7 @@ def ms_swift(monkeypatch):
     from klgrad.frameworks.ms_swift import _modules
 
     forward = {"_get_per_token_logps_and_entropies": lambda self, *_, **__: (self.given, None)}
-    own = type("GRPOTrainer", (_modules()["trainer"].GRPOTrainer,), forward)
+    own = type("GRPOTrainer", (_modules()["grpo_trainer"].GRPOTrainer,), forward)
     factory = SimpleNamespace(TRAINER_MAPPING={"grpo": "swift.rlhf_trainers.GRPOTrainer"})
     example = loaded(
         monkeypatch,
@@ -230,7 +230,7 @@ def skyrl_loss(example, batch: Batch):
         data = trainer.compute_advantages_and_returns(trainer.apply_reward_kl_penalty(data))
     data = trainer._normalize_advantages(data, [(0, len(batch.logp))])
     algorithm = trainer.cfg.trainer.algorithm
-    policy_loss = modules()["utils.ppo_utils"].ppo_policy_loss
+    policy_loss = modules()["ppo_utils"].ppo_policy_loss
     return policy_loss(batch.logp, old_logp, data["advantages"], algorithm, loss_mask=data["loss_mask"])[0]
 
 
@@ -248,6 +248,42 @@ def test_skyrl_refuses_advantages_that_it_would_scale(skyrl):
     trainer.cfg.trainer.algorithm.advantage_batch_normalize = True
     with pytest.raises(ValueError, match="advantage_batch_normalize=false"):
         trainer.compute_advantages_and_returns({})
+
+
+# ------------------------------------------------------------------------------------------------------- Trinity-RFT
+
+
+class Registry(dict):
+    """In the place of Trinity's: its package does not import here without vLLM and more."""
+
+    def register_module(self, name):
+        return lambda kind: self.setdefault(name, kind)
+
+
+@pytest.fixture
+def trinity(monkeypatch):
+    from klgrad.frameworks.functions import trinity_functions
+    from klgrad.frameworks.harness import load
+
+    registry = Registry()
+    package = module("trinity.algorithm.kl_fn", KLFn=trinity_functions().KLFn, KL_FN=registry)
+    utils = load("trinity-rft", "trinity/algorithm/utils.py")
+    example = loaded(monkeypatch, "trinity", {"trinity.algorithm.kl_fn": package, "trinity.algorithm.utils": utils})
+    monkeypatch.setattr(example, "OFF_POLICY", UNBOUNDED)
+    return registry
+
+
+@needs("trinity")
+def test_trinity(trinity):
+    kl, reduction = trinity["klgrad"](kl_coef=1.0), "seq-mean-token-sum"
+    loss = lambda batch: kl.calculate_kl_loss(batch.logp, batch.ref_logp, batch.mask, reduction, batch.old_logp)[0]
+    assert verdicts("trinity", loss, stacks=True) == WHOLE
+
+
+@needs("trinity")
+def test_trinity_refuses_it_as_a_reward(trinity):
+    with pytest.raises(NotImplementedError, match="kl_loss_fn"):
+        trinity["klgrad"]().calculate_kl(None, None)
 
 
 # --------------------------------------------------------------------------------------------- prime-rl and NeMo-RL

@@ -210,13 +210,10 @@ def test_every_bound_is_passed_by_some_tokens_and_not_by_others():
 
 
 def test_a_transcription_says_of_what_and_is_audited_without_an_installation():
-    sources = {name: framework.source for name, framework in FRAMEWORKS.items() if framework.source}
-    assert set(sources) == set(TRANSCRIBED)
-    for name, source in sources.items():
-        framework = FRAMEWORKS[name]
-        assert source.files
-        assert (framework.version, framework.remark) == (source.version, "")
-        assert framework.title == (
-            f"{name} {source.version}: formulae transcribed from {source.repository}, not its own code"
-        )
+    transcribed = {name: framework for name, framework in FRAMEWORKS.items() if framework.transcribed}
+    assert set(transcribed) == set(TRANSCRIBED)
+    for name, framework in transcribed.items():
+        read = f"formulae transcribed from {framework.distribution}, not its own code"
+        assert (framework.version, framework.remark) == (framework.tested, "")
+        assert framework.title == f"{name} {framework.version}: {read}"
         assert {s.framework for s in framework.subjects()} == {name}

@@ -1,17 +1,35 @@
-"""TRL's settings one by one: formulae written down independently, and what is left out of the audit, and why."""
+"""TRL's own trainers: their settings one by one, what is left out of the audit, the stage, and a language model."""
+
+import itertools
+import os
 
 import pytest
 import torch
+from language_model import (
+    END,
+    LIMIT,
+    everything_in_float64,
+    expected_gradient as expected_over_groups,
+    forward_kl,
+    gradient_of,
+    loss_of,
+    policies,
+    reverse_kl,
+    sequence_reverse_kl,
+    token_level,
+    trainer_of,
+)
 from oracle import mean_gradient_over_groups
 from some import first
-from tolerances import EXACT
+from tolerances import EXACT, SINGLE
 
 from klgrad.audit.batch import from_problem
 from klgrad.audit.gradients import evaluate, expected_gradient
 from klgrad.audit.subject import Subject
 from klgrad.enumeration import autoregressive, every_group
 from klgrad.frameworks import FRAMEWORKS
-from klgrad.frameworks.trl import grpo, rloo
+from klgrad.frameworks.trl import distillation, grpo, rloo, subjects
+from klgrad.frameworks.trl_stage import GivenLogProbs, build, completion, in_float64, prompt, with_table
 
 pytestmark = [
     pytest.mark.skipif(FRAMEWORKS["trl"].installed is None, reason="trl is not installed"),
@@ -204,11 +222,7 @@ def test_rloo_clips_rewards_before_the_kl():
 
 def test_the_environment_is_as_before_an_audit(monkeypatch):
     """What comes after in the same process may well ask the hub."""
-    import os
-
     from huggingface_hub import constants
-
-    from klgrad.frameworks.trl import subjects
 
     for name in ("HF_HUB_OFFLINE", "TOKENIZERS_PARALLELISM"):
         monkeypatch.delenv(name, raising=False)
@@ -216,3 +230,155 @@ def test_the_environment_is_as_before_an_audit(monkeypatch):
     evaluate(subjects()[0], every_pair())
     assert not {"HF_HUB_OFFLINE", "TOKENIZERS_PARALLELISM"} & set(os.environ)
     assert constants.HF_HUB_OFFLINE is False
+
+
+# The model that says what it is told, read by TRL's own log-prob code; and the precision of that code.
+
+
+@pytest.mark.parametrize("rows_at_once", [1, 3, 13])
+def test_trl_reads_off_the_model_what_it_was_told(rows_at_once):
+    """Thirteen rows, so that prompts are of two lengths and padded; chunks of any size; the gradient is the table's."""
+    from trl.kernels import chunked_logprob
+
+    trainer = build("grpo", 2, lambda **_: [])
+    table = -torch.rand(13, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64).add(0.05)
+    lengths = [1 + row % 3 for row in range(13)]
+    with_table(trainer.model, GivenLogProbs()).logp = table.requires_grad_()
+    tokens = trainer.processing_class([prompt(row) for row in range(13)], padding=True, padding_side="left")
+    completions = [completion(n, ended=True) + [0] * (3 - n) for n in lengths]
+    mask = torch.tensor([[1] * n + [0] * (3 - n) for n in lengths])
+    ids = torch.cat([torch.tensor(tokens["input_ids"]), torch.tensor(completions)], 1)
+    attended = torch.cat([torch.tensor(tokens["attention_mask"]), mask], 1)
+    with in_float64(chunked_logprob):
+        found, _, _ = trainer._get_per_token_logps_and_entropies(
+            trainer.model, ids, attended, 3, batch_size=rows_at_once
+        )
+        (gradient,) = torch.autograd.grad((found * torch.arange(1.0, 40.0).view(13, 3)).sum(), table)
+    EXACT.check(found, table * mask)
+    EXACT.check(gradient, torch.arange(1.0, 40.0).view(13, 3) * mask)
+
+
+def test_trls_own_head_is_float32_and_widening_leaves_no_trace():
+    from trl.kernels import chunked_logprob
+
+    head = chunked_logprob.ChunkedLogProbFunction.apply
+    hidden = torch.tensor([[0.1, 0.7, -0.3]]).double()
+    arguments = (hidden, torch.eye(3).double(), None, torch.tensor([1]), 1.0, 8)
+    with in_float64(chunked_logprob):
+        wide = head(*arguments)[0]
+    narrow = head(*arguments)[0]
+    assert (wide.dtype, narrow.dtype) == (torch.float64, torch.float32)
+    EXACT.check(wide, torch.log_softmax(hidden, -1)[:, 1])
+    SINGLE.check(narrow, torch.log_softmax(hidden, -1)[:, 1])
+    assert torch.get_default_dtype() == torch.float32
+    assert hidden.float().dtype == torch.float32
+    assert chunked_logprob.torch is torch
+
+
+# `DistillationTrainer` against divergences written down here, summed over every pair of completions.
+
+UNEQUAL = autoregressive(3, 2, ends=True, seed=24, away_from_ref=1.0, off_policy=1.0)
+EQUAL = autoregressive(3, 2, ends=False, seed=25, away_from_ref=1.0, off_policy=1.0)
+
+
+def kl(p, q):
+    return (p * (p.log() - q.log())).sum(-1)
+
+
+def divergence(beta, logits, ref_logits):
+    """KL(π‖ref) at β = 1 and KL(ref‖π) at β = 0; between them β KL(ref‖m) + (1-β) KL(π‖m), m = (1-β)π + β ref."""
+    p, q = logits.softmax(-1), ref_logits.softmax(-1)
+    if beta in (0.0, 1.0):
+        return kl(p, q) if beta else kl(q, p)
+    mixture = (1 - beta) * p + beta * q
+    return beta * kl(q, mixture) + (1 - beta) * kl(p, mixture)
+
+
+def mean_over_pairs(problem, beta):
+    """E of the gradient of the mean over the tokens of a pair, with both completions from the sampler."""
+    logits = problem.logits.clone().requires_grad_()
+    tokens = problem.at_tokens(divergence(beta, logits, problem.ref_logits)).sum(-1)
+    lengths = problem.space.mask.sum(-1)
+    pairs = [torch.tensor(pair) for pair in itertools.product(range(len(problem.space)), repeat=2)]
+    losses = [problem.probability[pair].prod() * tokens[pair].sum() / lengths[pair].sum() for pair in pairs]
+    (gradient,) = torch.autograd.grad(torch.stack(losses).sum(), logits)
+    return gradient.flatten()
+
+
+@pytest.mark.parametrize("on_policy", first([False, True], 1))
+@pytest.mark.parametrize("beta", [1.0, 0.5, 0.2, 0.0])
+def test_the_exact_gradient_is_that_of_the_divergence_written_down(beta, on_policy):
+    problem = UNEQUAL.on_policy() if on_policy else UNEQUAL
+    EXACT.check_vector(expected(group_by_group(distillation(beta=beta)), problem), mean_over_pairs(problem, beta))
+
+
+@pytest.mark.parametrize("beta", [1.0, 0.5, 0.0])
+def test_at_equal_lengths_it_descends_the_divergence_with_the_visits_held_fixed(beta):
+    """β = 0.5 has no record among the targets of the audit: it is the Jensen-Shannon divergence of each next token."""
+    problem = EQUAL.on_policy()
+    logits = problem.logits.clone().requires_grad_()
+    visits = problem.prefix_probability(problem.logits)
+    total = (visits * divergence(beta, logits, problem.ref_logits)).sum()
+    (right,) = torch.autograd.grad(total, logits)
+    EXACT.check_vector(
+        expected(group_by_group(distillation(beta=beta)), problem), right.flatten() / problem.space.mask.shape[1]
+    )
+
+
+@pytest.mark.parametrize("beta", [1.0, 0.5])
+def test_temperature_divides_the_logits_of_both_models(beta):
+    members, _ = every_group(UNEQUAL, 2)
+    batch = from_problem(UNEQUAL, members, torch.zeros(len(UNEQUAL.space)).double())
+    formula = (divergence(beta, batch.logits / 2, batch.ref_logits / 2) * batch.mask).sum() / batch.mask.sum()
+    loss, found = evaluate(distillation(beta=beta, temperature=2.0).large(), batch)
+    EXACT.check(loss, formula)
+    EXACT.check_vector(found.logits, torch.autograd.grad(formula, batch.logits)[0])
+    assert not any(bool(x.any()) for x in (found.logp, found.token_reverse_kl, found.token_forward_kl))
+
+
+def test_reverse_kl_is_the_default():
+    from trl import DistillationConfig
+
+    assert DistillationConfig("nowhere", use_cpu=True, bf16=False).beta == 1.0
+
+
+# A genuine language model: every group of its completions, down to its parameters.
+
+
+@pytest.fixture
+def all_in_float64():
+    with everything_in_float64():
+        yield
+
+
+K3 = {"loss_type": "dr_grpo", "use_bias_correction_kl": False}
+CORRECTED = {"loss_type": "dr_grpo", "use_bias_correction_kl": True}
+CASES = {
+    # Dr. GRPO divides by the longest completion that is allowed.
+    "plain k3": ("grpo", K3, token_level(forward_kl), 1 / LIMIT),
+    "bias corrected": ("grpo", CORRECTED, token_level(reverse_kl), 1 / LIMIT),
+    "bias corrected, tempered": ("grpo", {**CORRECTED, "temperature": 0.6}, token_level(reverse_kl), 1 / LIMIT),
+    "in the reward": ("rloo", {"normalize_advantages": False}, sequence_reverse_kl, 1.0),
+    "in the reward, tempered": ("rloo", {"normalize_advantages": False, "temperature": 0.6}, sequence_reverse_kl, 1.0),
+}
+
+
+@pytest.mark.usefixtures("all_in_float64")
+@pytest.mark.parametrize("case", first(CASES, ("bias corrected, tempered", "in the reward")))
+def test_the_parameters_get_the_gradient_of_the_divergence(case):
+    kind, settings, divergence, scale = CASES[case]
+    trainer = trainer_of(kind, **settings)
+    policy, ref = policies(trainer, settings.get("temperature", 1.0))
+    EXACT.check_vector(expected_over_groups(trainer, policy), scale * gradient_of(trainer, divergence(policy, ref)))
+
+
+@pytest.mark.usefixtures("all_in_float64")
+@pytest.mark.parametrize("kind", ["grpo", "rloo"])
+def test_neither_padding_nor_chunks_matter(kind):
+    """Prompts of two lengths are padded on the left, and scored by the pair; the batch is the mean of its groups."""
+    trainer = trainer_of(kind, **(CORRECTED if kind == "grpo" else {"normalize_advantages": False}))
+    groups = [("a", [(END,), (2, 3)]), ("b a b", [(3, END), (0, 2)])]
+    alone = [gradient_of(trainer, loss_of(trainer, [prompt] * 2, pair)) for prompt, pair in groups]
+    together = loss_of(trainer, [p for p, _ in groups for _ in range(2)], [y for _, pair in groups for y in pair])
+    assert float((alone[0] - alone[1]).norm()) > 0.1 * float(alone[0].norm())
+    EXACT.check_vector(gradient_of(trainer, together), (alone[0] + alone[1]) / 2)

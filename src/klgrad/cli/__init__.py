@@ -4,9 +4,12 @@ What needs torch is imported by the function that needs it, so that a help text,
 without waiting for torch.
 """
 
+import asyncio
+import inspect
 import os
 import sys
 import traceback
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any, cast
 
@@ -15,8 +18,8 @@ from typer.core import TyperOption
 from typer.rich_utils import rich_format_error
 
 from .. import __version__
-from ..errors import KlgradError
-from . import advise, audit, convert, diagnose, doctor, frameworks, logs, mcp, reproduce, train
+from ..errors import KlgradError, MissingExtraError
+from . import advise, audit, convert, doctor, logs, reproduce, train
 from .console import INTERRUPTED, accept_any_text, discard_output, stderr, stdout
 
 ERROR = 2
@@ -41,16 +44,95 @@ app = typer.Typer(no_args_is_help=True, rich_markup_mode="markdown")
 app.command("audit")(audit.command)
 app.command("advise")(advise.command)
 app.command("convert")(convert.command)
-app.command("frameworks")(frameworks.command)
+app.command("frameworks")(doctor.frameworks)
 app.command("logs")(logs.command)
-app.command("diagnose")(diagnose.command)
-app.command("report")(frameworks.report)
+app.command("diagnose")(logs.diagnose)
+app.command("report")(doctor.report)
 app.command("reproduce")(reproduce.command)
 app.command("train", context_settings=train.SETTINGS)(train.command)
 app.command("distill", context_settings=train.SETTINGS)(train.distill_command)
 app.command("compare")(train.compare_command)
 app.command("doctor")(doctor.command)
-app.command("mcp")(mcp.command)
+
+
+# `klgrad mcp`: the commands as tools of coding agents, by the Model Context Protocol.
+
+EXAMPLES = {
+    "audit": '["losses.py:kl_penalty", "--expect", "reverse-kl-token"]',
+    "advise": '["--config", "train.yaml"]',
+    "convert": '["trl grpo beta=0.04 loss_type=dapo", "k2-loss-token-mean"]',
+    "diagnose": '["runs/mine/trainer_state.json", "--config", "train.yaml"]',
+}
+"""The commands that are offered as tools, each with an example."""
+
+INSTRUCTIONS = """\
+klgrad says which divergence the KL term of an RL loss for language models descends. Call `audit` on the loss function \
+under discussion before judging it, and `advise` on the configuration of a run. `diagnose` reads the scalars of a run, \
+and `convert` takes β from one loss to another. A file that is audited is imported and run: audit only code that the \
+user trusts.
+"""
+
+DIFFERS = 1
+"""The exit status of a command that ran, and found something other than was expected."""
+
+Tool = Callable[[list[str]], Awaitable[str]]
+
+
+@app.command("mcp")
+def mcp() -> None:
+    """Offer the commands to coding agents, as tools of an MCP server on standard input and output.
+
+    An agent's configuration names the command `klgrad` with the argument `mcp`. Needs `pip install 'klgrad[mcp]'`.
+    Each call runs in a process of its own, so that a file that was edited meanwhile is read again.
+    """
+    try:
+        from mcp.server import MCPServer
+        from mcp.types import ToolAnnotations
+    except ImportError as error:
+        raise MissingExtraError("mcp, the SDK", "no such package", "pip install 'klgrad[mcp]'") from error
+
+    server = MCPServer("klgrad", version=__version__, instructions=INSTRUCTIONS, log_level="WARNING")
+    for registered in app.registered_commands:
+        name = registered.name
+        if name in EXAMPLES and registered.callback is not None:
+            server.add_tool(
+                tool_of(name),
+                name=name,
+                description=_describe(name, inspect.getdoc(registered.callback) or ""),
+                annotations=ToolAnnotations(destructive_hint=False, open_world_hint=False),
+                structured_output=False,
+            )
+    server.run()
+
+
+def _describe(name: str, documentation: str) -> str:
+    return (
+        f"{documentation}\n\n`arguments` are those of the command line `klgrad {name}`, for example {EXAMPLES[name]}; "
+        '["--help"] lists them all. Paths are relative to the folder in which the server was started.'
+    )
+
+
+def tool_of(name: str) -> Tool:
+    """A function that runs one command with its arguments, and returns what it printed."""
+
+    async def run(arguments: list[str]) -> str:
+        from mcp.server.mcpserver.exceptions import ToolError
+
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "klgrad", name, *arguments),
+            stdin=asyncio.subprocess.DEVNULL,  # standard input is the protocol's
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+        )
+        text = (await process.communicate())[0].decode(errors="replace")
+        if process.returncode not in (0, DIFFERS):
+            raise ToolError(text or f"klgrad {name} ended with status {process.returncode}")
+        return text
+
+    return run
+
+
+# The command as a whole, and its exit status.
 
 
 def _version(requested: bool) -> None:

@@ -13,19 +13,13 @@ from rich.text import Text
 
 from ..errors import RunFileError, UnknownNameError
 from ..frameworks import DEFAULTS, FRAMEWORKS, HOMES, READERS, SETTINGS, recorded
-from ..frameworks.recommendation import TARGET_OF, Meaning, SettingLines, expresses
-from ..frameworks.run_file import DATA, PartAudit, Run, version_of
-from ..support import finite, text_table
-from ..targets import TARGETS, Verdict
-from .console import beside, deliver, stderr, stdout
+from ..frameworks.framework import TARGET_OF, Meaning, SettingLines, expresses
+from ..frameworks.run_file import DATA, PartAudit, Run
+from ..support import text_table
+from ..targets import TARGETS
+from .console import beside, completing, deliver, json_text, stderr, stdout
 
 # What `klgrad advise --config` prints: the settings of a run, what its KL descends, and the lines to change.
-
-
-def in_words(verdict: Verdict) -> str:
-    """The predicate of a sentence, with the name of the verdict."""
-    does = TARGETS[verdict].does
-    return does if verdict in ("unknown", "nothing") else f"{does} ({verdict})"
 
 
 def report_on(file: Path, run: Run, findings: list[PartAudit]) -> RenderableType:
@@ -125,7 +119,7 @@ def _version(run: Run) -> list[RenderableType]:
     reader = READERS[run.framework]
     more = f"`klgrad advise {run.framework}` has lines for other KLs" if run.framework in SETTINGS else ""
     more += ", and KLTrainer, which also corrects the KL for stale samples" if run.framework == "trl" else ""
-    defaults = f"Defaults are those of {run.framework} {version_of(run.framework)}"
+    defaults = f"Defaults are those of {run.framework} {FRAMEWORKS[run.framework].tested}"
     defaults += f" ({reader.source})" if reader.source else ""
     return [Text(f"{more}. {defaults}." if more else f"{defaults}.")]
 
@@ -145,7 +139,7 @@ def json_of(file: Path, run: Run, findings: list[PartAudit]) -> str:
     data = {
         "file": str(file),
         "framework": run.framework,
-        "defaults_of_version": version_of(run.framework),
+        "defaults_of_version": FRAMEWORKS[run.framework].tested,
         "trainer": run.trainer,
         "settings": settings,
         "kl": [finding.to_dict() for finding in findings],
@@ -155,7 +149,7 @@ def json_of(file: Path, run: Run, findings: list[PartAudit]) -> str:
         "unread": run.unread,
         "notes": list(run.notes),
     }
-    return json.dumps(finite(data), indent=2) + "\n"
+    return json_text(data)
 
 
 class DivergenceChoice(StrEnum):
@@ -182,15 +176,12 @@ class TrainerChoice(StrEnum):
     rloo = "rloo"
 
 
-def _completed(start: str) -> list[str]:
-    return [name for name in sorted({*SETTINGS, *READERS}) if name.startswith(start)]
-
-
 def command(
     framework: Annotated[
         str | None,
         typer.Argument(
-            help=f"One of: {', '.join(SETTINGS)}. With --config it may be left out.", autocompletion=_completed
+            help=f"One of: {', '.join(SETTINGS)}. With --config it may be left out.",
+            autocompletion=completing(lambda: sorted({*SETTINGS, *READERS})),
         ),
     ] = None,
     divergence: Annotated[
@@ -287,16 +278,14 @@ def _for_meaning(console: Console, framework: str, meaning: Meaning, off_policy:
         why = "No setting has this meaning" if setting is None else "For this meaning on every batch"
         _print(console, f"{why}: in {HOMES[framework].place}, write")
         _code(console, framework, meaning, off_policy)
-    _tensors(console, framework)
-    _print(console, f"Defaults: {_default(framework)}")
-    known = FRAMEWORKS[framework]
+    home, default, known = HOMES[framework], DEFAULTS[framework], FRAMEWORKS[framework]
+    _print(console, f"The tensors of a Rollout, in {home.scope}:")
+    console.print(text_table((f"  {role}", where) for role, where in home.tensors.items()))
+    of_record = recorded(framework)
+    descends = f": {of_record.parts_of(default.subject)}" if of_record else ""
+    _print(console, f"Defaults: {default.settings}{descends}.")
     differs = "" if known.installed in (None, known.tested) else f" {known.installed} is installed, and may differ."
     _print(console, f"Checked on {framework} {known.tested}.{differs}")
-
-
-def _default(framework: str) -> str:
-    default, known = DEFAULTS[framework], recorded(framework)
-    return f"{default.settings}: {known.parts_of(default.subject)}." if known else f"{default.settings}."
 
 
 def _setting(console: Console, framework: str, setting: SettingLines, why: str) -> None:
@@ -312,15 +301,9 @@ def _setting(console: Console, framework: str, setting: SettingLines, why: str) 
 
 def _code(console: Console, framework: str, meaning: Meaning, off_policy: bool) -> None:
     _print_lines(console, HOMES[framework].lines(meaning, off_policy))
-    _print(console, f"On-policy it {in_words(TARGET_OF[meaning])}.{BOUNDED if off_policy else ''}")
+    target = TARGET_OF[meaning]
+    _print(console, f"On-policy it {TARGETS[target].does} ({target}).{BOUNDED if off_policy else ''}")
     console.print(Text(HOMES[framework].note))
-
-
-def _tensors(console: Console, framework: str) -> None:
-    """Print where the framework keeps the tensors that a `Rollout` takes."""
-    home = HOMES[framework]
-    _print(console, f"The tensors of a Rollout, in {home.scope}:")
-    console.print(text_table((f"  {role}", where) for role, where in home.tensors.items()))
 
 
 def _print(console: Console, text: str) -> None:

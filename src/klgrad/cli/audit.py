@@ -3,26 +3,39 @@
 from __future__ import annotations
 
 import gc
+import json as json_module
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ..errors import MeaningError, NotAuditableError, UnknownNameError
-from ..frameworks import DEFAULTS, FRAMEWORKS, Recorded, recorded
-from ..support import ARGUMENTS
+from ..errors import (
+    KlgradError,
+    LossCallError,
+    LossImportError,
+    MeaningError,
+    NotAuditableError,
+    UnknownNameError,
+)
+from ..frameworks import DEFAULTS, FRAMEWORKS, HOMES, SETTINGS, Recorded, recorded
+from ..frameworks.framework import TARGET_OF, Meaning, expresses
+from ..support import ARGUMENTS, Json
 from ..targets import TARGETS, Target
-from .console import beside, deliver, first_lines, stderr, tracked
+from .console import HasName, beside, completing, deliver, first_lines, lines, stderr, tracked
 
 if TYPE_CHECKING:
     from ..audit import AuditResult, Subject
-    from .losses import Failures
+    from ..audit.policy import PolicyResult
+    from ..audit.render.page import Fix, Fixes
+    from ..audit.subject import FileLosses
+    from ..policy_losses import PolicyLoss
 
 
 # The frameworks in `klgrad audit`: settings by name, and recorded tables of those that are not installed.
@@ -82,31 +95,23 @@ def matching(name: str, settings: list[str]) -> list[str]:
     return with_all
 
 
-def recorded_table(name: str) -> Group | None:
-    """What the recorded audit says of a framework or setting; None if it can be audited here, or for other names."""
-    known = _recorded(name)
-    if known is None:
-        return None
-    return _dated(known, _table(known, matching(name, [row[0] for row in known.rows])))
+def recorded_table(name: str, *, whole: bool = False) -> Group | None:
+    """What the recorded audit says of a framework or setting, or of its whole policy losses.
 
-
-def recorded_policy_losses(name: str) -> Group | None:
-    """The same for the whole policy losses."""
-    known = _recorded(name)
-    if known is None or not known.policy_losses:
-        return None
-    from ..audit.render.policy_page import table_of
-
-    shown = matching(name, [row[0] for row in known.policy_losses])
-    return _dated(known, table_of([row for row in known.policy_losses if row[0] in shown]))
-
-
-def _recorded(name: str) -> Recorded | None:
+    None if it can be audited here, for other names, and where nothing is on record.
+    """
     framework = FRAMEWORKS.get(framework_of(name))
-    return recorded(framework.name) if framework is not None and framework.version is None else None
+    known = recorded(framework.name) if framework is not None and framework.version is None else None
+    rows = [] if known is None else known.policy_losses if whole else known.rows
+    if known is None or not rows:
+        return None
+    shown = matching(name, [row[0] for row in rows])
+    if whole:
+        from ..audit.render.policy_page import table_of
 
-
-def _dated(known: Recorded, table: RenderableType) -> Group:
+        table = table_of([row for row in rows if row[0] in shown])
+    else:
+        table = _table(known, shown)
     head = f"{known.framework} is not installed here: audited on {known.date} with version {known.version}."
     remedy = f"Install it to audit your own version: pip install {FRAMEWORKS[known.framework].distribution}"
     return Group(Text(head, style="bold"), table, "", Text(remedy, style="yellow"))
@@ -121,6 +126,155 @@ def _table(known: Recorded, shown: list[str]) -> Table:
             tag = tags().get(row[0])
             table.add_row(f"{row[0]} ({tag})" if tag else row[0], *row[1:])
     return table
+
+
+# Find the losses that `klgrad audit` was asked for, and go on where one of them fails.
+
+ERROR = 2
+"""The exit status if a loss fails."""
+
+UNMET = (
+    ", and all have to be where something is expected: name the losses, as FILE:FUNCTION, or begin the name of what is "
+    "none with an underscore"
+)
+"""What is said of losses of a whole file that were skipped."""
+
+
+S = TypeVar("S", bound=HasName)
+R = TypeVar("R")
+
+
+class Failures:
+    """What was not audited: the losses that failed, and what of a whole file was skipped.
+
+    Attributes:
+        errors: the name and the error of each loss that could not be found or audited.
+        skipped: name to reason.
+    """
+
+    def __init__(self) -> None:
+        self.errors: list[tuple[str, KlgradError]] = []
+        self.skipped: dict[str, str] = {}
+
+    @property
+    def reasons(self) -> dict[str, str]:
+        """Why each of them was not audited."""
+        return self.skipped | {name: str(error) for name, error in self.errors}
+
+    @contextmanager
+    def collected(self, name: str) -> Iterator[None]:
+        """Keep an error of one loss, so that the others go on."""
+        try:
+            yield
+        except KlgradError as error:
+            self.errors.append((name, error))
+
+    def collect(self, losses: Sequence[S], audit: Callable[[S], R]) -> list[tuple[S, R]]:
+        """The losses that can be audited, with their results."""
+        from ..audit.subject import imports_for
+
+        progress = stderr()
+        results: list[tuple[S, R]] = []
+        for loss in tracked(losses, "Auditing", progress):
+            with self.collected(loss.name), first_lines(loss.name, progress), imports_for(loss.name):
+                results.append((loss, audit(loss)))
+        return results
+
+    def in_json(self, text: str) -> str:
+        """Results as JSON with `not_audited`, if there is anything in it."""
+        return (
+            json_module.dumps(json_module.loads(text) | {"not_audited": self.reasons}, indent=2) + "\n"
+            if self.reasons
+            else text
+        )
+
+    def in_markdown(self, text: str) -> str:
+        """A table in Markdown, with a list of what was not audited below it."""
+        lines = [f"- `{name}`: {' '.join(why.split())}\n" for name, why in self.reasons.items()]
+        return text + "\nNot audited:\n\n" + "".join(lines) if lines else text
+
+    def report(self, audited: int, *, expected: bool, differs: bool) -> None:
+        """Print the failures and how many losses were audited; raise a single failure if it is all there is.
+
+        Args:
+            audited: the number of losses that were.
+            expected: whether something is expected of every loss; then it is an error if one is skipped, too.
+            differs: whether a verdict is not the expected one.
+
+        Raises:
+            typer.Exit: with status 2 after an error, and else with 1 if a verdict differs.
+        """
+        if len(self.errors) == 1 and not audited and not self.skipped:
+            raise self.errors[0][1]
+        for name, error in self.errors:
+            stderr().print(f"{name}: {type(error).__name__}: {error}", style="red", soft_wrap=True)
+        if self.errors or self.skipped:
+            last = f"{audited} of {audited + len(self.reasons)} audited"
+            unmet = expected and self.skipped
+            stderr().print(f"{last}{UNMET if unmet else ''}", style="red" if unmet else None, soft_wrap=True)
+        if self.errors or (expected and self.skipped):
+            raise typer.Exit(ERROR)
+        if differs:
+            raise typer.Exit(1)
+
+
+def find_losses(names: list[str], settings: Json, console: Console, failures: Failures) -> list[Subject]:
+    """The losses of all names.
+
+    Args:
+        names: of the catalogue, of frameworks, of functions in files or modules, or of whole files.
+        settings: values of the losses' own parameters, and roles. Each loss gets those that it has; one that no loss
+            has is an error.
+        console: for remarks about frameworks.
+        failures: collects what cannot be found, and what is skipped.
+
+    Returns:
+        The losses, in order.
+    """
+    from ..audit.call import UserLoss
+
+    losses: list[Subject] = []
+    messages = stderr()
+    for name in names:
+        loading = f"Loading {name}"  # and calling it, to see what it takes
+        with failures.collected(name), first_lines(name, messages), lines(messages, lambda now=loading: now):
+            subjects, skipped = _find(name, settings, console, alone=len(names) == 1)
+            losses += subjects
+            for other, why in skipped.items():
+                failures.skipped[f"{name}:{other}"] = why
+                messages.print(f"{name}:{other} is not audited: {why}", style="dim", soft_wrap=True)
+    taken = {s for loss in losses if isinstance(loss.loss, UserLoss) for s in loss.loss.settings}
+    stray = [name for name in settings if name not in taken]
+    if stray and losses:
+        raise LossCallError(
+            "settings and names that are parameters of one of the losses",
+            ", ".join(stray),
+            "check the spelling; losses of the catalogue and of frameworks have no settings",
+        )
+    return losses
+
+
+def _find(name: str, settings: Json, console: Console, *, alone: bool) -> FileLosses:
+    from ..audit import catalogue, load_every
+    from ..audit.call import settings_for
+    from ..audit.subject import FileLosses, as_subject, locate
+
+    if framework_of(name):
+        return FileLosses(settings_of(console, [name], wanted=True), {})
+    known = catalogue()
+    if name in known:
+        return FileLosses([known[name]], {})
+    if ":" in name:
+        loss = locate(name)
+        return FileLosses([as_subject(loss, name, settings if alone else settings_for(loss, settings))], {})
+    if name.endswith(".py"):
+        return load_every(name, settings)
+    if Path(f"{name}.py").is_file():
+        raise LossImportError("a name of the catalogue or of a framework, or a Python file", name, f"write {name}.py")
+    raise UnknownNameError("loss", name, [*known, *FRAMEWORKS])
+
+
+# The command.
 
 
 class Advantages(StrEnum):
@@ -147,16 +301,6 @@ def _target_or_parts(text: str) -> Target | ExpectedParts:
     return ExpectedParts(parse_parts(text)) if "=" in text else _target(text)
 
 
-def _completed(start: str) -> list[str]:
-    """Names of verdicts, for the shell."""
-    return [name for name in TARGETS if name.startswith(start)]
-
-
-def completed_framework(start: str) -> list[str]:
-    """Names of frameworks, for the shell; those of the catalogue would need torch, and so seconds."""
-    return [name for name in FRAMEWORKS if name.startswith(start)]
-
-
 DIFFERS = f"verdict differs. One of: {', '.join(TARGETS)}."
 
 
@@ -169,7 +313,7 @@ def command(
             f"for every loss in it, a framework ({', '.join(FRAMEWORKS)}) or one of its settings, in quotation marks. "
             "None: the common losses of the catalogue.",
             show_default=False,
-            autocompletion=completed_framework,
+            autocompletion=completing(lambda: FRAMEWORKS),  # names of the catalogue would need torch, and so seconds
         ),
     ] = None,
     expect: Annotated[
@@ -177,7 +321,7 @@ def command(
         typer.Option(
             metavar="VERDICT|PART=VALUE,...",
             parser=_target_or_parts,
-            autocompletion=_completed,
+            autocompletion=completing(lambda: TARGETS),
             help="Exit with status 1 if a part differs, as in `divergence=reverse-kl,horizon=all`, or if an on-policy "
             f"{DIFFERS} With status 2 if anything of a whole file is skipped.",
         ),
@@ -187,7 +331,7 @@ def command(
         typer.Option(
             metavar="VERDICT",
             parser=_target,
-            autocompletion=_completed,
+            autocompletion=completing(lambda: TARGETS),
             help="The same for the off-policy verdict.",
         ),
     ] = None,
@@ -258,27 +402,31 @@ def command(
     from ..audit import audit, catalogue
     from ..audit.call import parse_names, parse_settings
     from ..audit.render.terminal import to_json, to_markdown
-    from ..audit.subject import COMMON, imports_for
-    from .losses import Failures, find_losses
+    from ..audit.subject import COMMON
 
     torch.set_num_threads(1)  # the tensors are too small for threads to help
     gc.set_threshold(100_000)  # a framework has a million objects that stay
     settings = parse_settings(set_ or []) | parse_names(name or [])
     if whole:
-        _refuse_with_whole(
-            {"--strict": strict, "--all": all_, "--catalogue": whole_catalogue}
-            | {"--advantages": advantages is not Advantages.zero}
-            | {"--expect with parts": isinstance(expect, ExpectedParts)}
-        )
-        from .losses import check_whole, report_whole
-
+        options = {"--strict": strict, "--all": all_, "--catalogue": whole_catalogue}
+        options |= {"--advantages": advantages is not Advantages.zero}
+        options |= {"--expect with parts": isinstance(expect, ExpectedParts)}
+        if refused := [option for option, value in options.items() if value]:
+            raise MeaningError(
+                "--whole with --json, --markdown, --html, --set, --name, --expect or --expect-off-policy",
+                f"--whole {' '.join(refused)}",
+                "leave out the other options, or --whole",
+            )
         needed = any((expect, expect_off_policy, json, markdown, html, settings))  # a record cannot answer these
-        results, failures = report_whole(losses or [], settings, json, markdown, html, recorded=not needed, full=full)
+        results, failures = report_whole(losses or [], settings, json, markdown, html, use_record=not needed, full=full)
         differs = check_whole(results, expect, expect_off_policy)
-        return _end(failures, len(results), expected=bool(expect or expect_off_policy), differs=differs)
-    console, progress, failures = beside(json, markdown, html), stderr(), Failures()
+        return failures.report(len(results), expected=bool(expect or expect_off_policy), differs=differs)
+    console, failures = beside(json, markdown, html), Failures()
     if losses and not any((expect, expect_off_policy, strict, json, markdown, html)):
-        losses = [loss for loss in losses if not _show_recorded(console, loss)]
+        tables = [recorded_table(loss) for loss in losses]
+        for table in filter(None, tables):
+            console.print(table)
+        losses = [loss for loss, table in zip(losses, tables, strict=True) if table is None]
         if not losses and not all_:
             return None
     chosen = settings_of(console, FRAMEWORKS, wanted=False) if all_ else []
@@ -286,10 +434,7 @@ def command(
     if not losses and not all_:
         known = catalogue()
         chosen = list(known.values()) if whole_catalogue else [known[common] for common in COMMON]
-    audited: list[tuple[Subject, AuditResult]] = []
-    for subject in tracked(chosen, "Auditing", progress):
-        with failures.collected(subject.name), first_lines(subject.name, progress), imports_for(subject.name):
-            audited.append((subject, audit(subject, advantages=advantages.value)))
+    audited = failures.collect(chosen, lambda subject: audit(subject, advantages=advantages.value))
     if audited:
         subjects, results = [list(x) for x in zip(*audited, strict=True)]
         deliver(
@@ -300,32 +445,7 @@ def command(
             (html, lambda: _page(subjects, results, failures.reasons)),
         )
     differs = _check_expectations(console, audited, expect, expect_off_policy, strict)
-    return _end(failures, len(audited), expected=bool(expect or expect_off_policy or strict), differs=differs)
-
-
-def _end(failures: Failures, audited: int, *, expected: bool, differs: bool) -> None:
-    """Say what was not audited; exit with status 2 if that is an error, and else with 1 if a verdict differs."""
-    failures.report(audited, expected=expected)
-    if differs:
-        raise typer.Exit(1)
-
-
-def _refuse_with_whole(options: Mapping[str, object]) -> None:
-    given = [name for name, value in options.items() if value]
-    if given:
-        raise MeaningError(
-            "--whole with --json, --markdown, --html, --set, --name, --expect or --expect-off-policy",
-            f"--whole {' '.join(given)}",
-            "leave out the other options, or --whole",
-        )
-
-
-def _show_recorded(console: Console, name: str) -> bool:
-    """Print the recorded audit of a framework that is not installed; False if there is none to print."""
-    table = recorded_table(name)
-    if table is not None:
-        console.print(table)
-    return table is not None
+    return failures.report(len(audited), expected=bool(expect or expect_off_policy or strict), differs=differs)
 
 
 def _report(
@@ -348,9 +468,8 @@ def _report(
     return Group(*parts)
 
 
-def _page(subjects: list[Subject], results: list[AuditResult], not_audited: Mapping[str, str]) -> str:
+def _page(subjects: list[Subject], results: list[AuditResult], not_audited: dict[str, str]) -> str:
     from ..audit.render.page import to_html
-    from .losses import fixes_for
 
     summaries = [subject.summary for subject in subjects]
     return to_html(results, summaries=summaries, fixes=fixes_for(subjects), tags=tags(), not_audited=not_audited)
@@ -385,3 +504,113 @@ def _annotation(subject: Subject, text: str) -> str:
     place = subject.place
     at = f"file={os.path.relpath(place[0])},line={place[1]}," if place else ""
     return f"::error {at}title=klgrad::{text.replace('%', '%25')}"
+
+
+# The settings and code to write in each framework, for the HTML page of an audit.
+
+MEANINGS: tuple[Meaning, ...] = (("reverse", "token"), ("reverse", "sequence"), ("forward", "token"))
+"""The meanings with a panel on the page."""
+
+
+def fixes_for(subjects: Sequence[Subject]) -> Fixes:
+    """The settings and code for every framework among the subjects that there is advice for."""
+    names = dict.fromkeys(subject.framework for subject in subjects)
+    return {name: fixes_of(name) for name in names if name in SETTINGS}
+
+
+def fixes_of(framework: str) -> list[Fix]:
+    """A framework's settings by meaning; for the reverse KLs also code, if no setting is correct on all problems."""
+    from ..audit.render.page import Fix
+
+    fixes = []
+    for meaning in MEANINGS:
+        setting, target = SETTINGS[framework].get(meaning), TARGET_OF[meaning]
+        if setting is not None:
+            fixes.append(Fix(target, setting.lines, *setting.descends, subject=setting.subject, note=setting.note))
+        if meaning[0] == "reverse" and (setting is None or not expresses(setting, meaning, off_policy=False)):
+            lines, place = HOMES[framework].lines(meaning, off_policy=False), HOMES[framework].place
+            fixes.append(Fix(target, lines, target, "unknown", place=place))
+    return fixes
+
+
+# `klgrad audit --whole`.
+
+
+def report_whole(
+    losses: list[str],
+    settings: Json,
+    json: Path | None,
+    markdown: Path | None,
+    html: Path | None,
+    *,
+    use_record: bool,
+    full: bool,
+) -> tuple[list[PolicyResult], Failures]:
+    """Audit whole losses and show what they do.
+
+    Args:
+        losses: names of policy losses, of frameworks, or as in `find_losses`; none of them for all policy losses.
+        settings: values of the losses' own parameters.
+        json: the file for JSON.
+        markdown: the file for a table in Markdown.
+        html: the file for a page with the curves of the weights.
+        use_record: whether the record of a framework that is not installed may be shown instead.
+        full: whether everything about each of several is printed.
+
+    Returns:
+        The results, and what was not audited.
+    """
+    from ..audit.policy import audit_whole
+    from ..audit.render.policy_page import in_full, overview, to_html, to_json, to_markdown
+    from ..policy_losses import POLICY_LOSSES
+
+    console, failures = beside(json, markdown, html), Failures()
+    subjects: list[PolicyLoss | Subject] = []
+    for name in losses or POLICY_LOSSES:
+        if use_record and (table := recorded_table(name, whole=True)) is not None:
+            console.print(table)
+            continue
+        with failures.collected(name):
+            subjects += _find_whole(name, settings, failures)
+    results = [result for _, result in failures.collect(subjects, audit_whole)]
+    if results:
+        alone = len(results) == len(losses) == 1
+        tables = [in_full(r) for r in results if full or alone] + [overview(results)] * (not alone)
+        deliver(
+            console,
+            Group(*tables),
+            (json, lambda: failures.in_json(to_json(results))),
+            (markdown, lambda: failures.in_markdown(to_markdown(results))),
+            (html, lambda: to_html(results, failures.reasons)),
+        )
+    return results, failures
+
+
+def _find_whole(name: str, settings: Json, failures: Failures) -> Sequence[PolicyLoss | Subject]:
+    from ..audit import catalogue
+    from ..policy_losses import POLICY_LOSSES
+
+    if name in POLICY_LOSSES:
+        return [POLICY_LOSSES[name]]
+    if framework_of(name):
+        every = {subject.name: subject for subject in FRAMEWORKS[framework_of(name)].policy_losses()}
+        return [every[each] for each in matching(name, list(every))]
+    if name in catalogue() or ":" in name or name.endswith(".py"):
+        return find_losses([name], settings, stderr(), failures)
+    raise UnknownNameError("policy loss", name, [*POLICY_LOSSES, *FRAMEWORKS])
+
+
+def check_whole(results: list[PolicyResult], expect: Target | None, expect_off_policy: Target | None) -> bool:
+    """Print where the KL of a whole loss is not the expected one; True if there is one."""
+    failed = [
+        f"{r.name}: expected {want.name} {where}, found {got}"
+        for r in results
+        for where, want, got in (
+            ("on-policy", expect, r.kl_verdict),
+            ("off-policy", expect_off_policy, r.kl_verdict_off_policy),
+        )
+        if want and want.name != got
+    ]
+    for line in failed:
+        stderr().print(line, style="bold red")
+    return bool(failed)

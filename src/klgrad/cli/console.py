@@ -1,6 +1,7 @@
 """Streams and consoles: what is printed, and where."""
 
 import io
+import json
 import os
 import re
 import sys
@@ -15,7 +16,7 @@ from rich.progress import Progress, ProgressColumn, track
 from rich.segment import Segment
 
 from ..errors import OutputError
-from ..support import is_stdout, write_output
+from ..support import finite, is_stdout, write_output
 
 # Standard output and standard error.
 
@@ -39,6 +40,16 @@ def discard_output() -> None:
         except OSError:
             with open(os.devnull, "w") as null:
                 os.dup2(null.fileno(), stream.fileno())
+
+
+def completing(names: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
+    """For the shell: those names that begin with what was typed."""
+    return lambda incomplete: [name for name in names() if name.startswith(incomplete)]  # typer goes by the name
+
+
+def json_text(data: object) -> str:
+    """Data as the text of a file."""
+    return json.dumps(finite(data), indent=2) + "\n"
 
 
 # The consoles of the commands, and how they write their files.

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import ast
-import json as json_module
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,9 +15,9 @@ from rich.text import Text
 from ..errors import LossImportError, NotAuditableError, SettingError, UnknownNameError
 from ..frameworks import DEFAULTS, FRAMEWORKS, recorded
 from ..frameworks.conversion import LOG_RATIOS, WORDS, BatchSizes, Pull, differences_of, factor_of, pull_of, pulls_of
-from ..support import finite, text_table
+from ..support import text_table
 from .audit import framework_of
-from .console import beside, deliver, first_lines, stderr
+from .console import beside, deliver, first_lines, json_text, stderr
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -249,9 +248,9 @@ def _to_json(sides: list[Side], factor: float) -> str:
         "first": _side_to_dict(first),
         "second": _side_to_dict(second),
     }
-    return json_module.dumps(finite(data), indent=2) + "\n"
+    return json_text(data)
 
 
 def _side_to_dict(side: Side) -> dict[str, object]:
-    shown = {"name": side.name, "beta": side.beta, "source": side.source}
-    return shown | side.pull.to_dict() | {"pull": pulls_of(side.pull)}
+    shown: dict[str, object] = {"name": side.name, "beta": side.beta, "source": side.source}
+    return shown | asdict(side.pull) | {"pull": pulls_of(side.pull)}

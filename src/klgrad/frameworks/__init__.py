@@ -10,31 +10,26 @@ from . import (
     axolotl,
     easydel,
     functions,
-    liger,
-    maxtext,
-    mlx,
     ms_swift,
     nemo_rl,
     openrlhf,
-    prime_rl,
     rlinf,
     skyrl,
     slime,
-    torchrl,
     transcribed,
     trl,
     tunix,
-    twinkle,
     verl,
 )
-from .framework import Default as Default, Framework as Framework, Recorded as Recorded, recorded as recorded
+from .framework import Default as Default, Framework as Framework
+from .record import Recorded as Recorded, recorded as recorded
 
 _ALL = (
-    *(module.FRAMEWORK for module in (trl, verl, openrlhf, skyrl, liger, ms_swift)),
-    *(functions.UNSLOTH, functions.TRINITY, areal.FRAMEWORK, rlinf.FRAMEWORK, functions.COSMOS_RL, torchrl.FRAMEWORK),
-    *(axolotl.FRAMEWORK, functions.LLAMAFACTORY, functions.ART, twinkle.FRAMEWORK),
-    *(tunix.FRAMEWORK, maxtext.FRAMEWORK, easydel.FRAMEWORK, mlx.MLX_LM_LORA, mlx.MLX_TUNE),
-    *(nemo_rl.FRAMEWORK, prime_rl.FRAMEWORK, slime.FRAMEWORK, slime.MILES, *transcribed.FRAMEWORKS),
+    *(trl.FRAMEWORK, verl.FRAMEWORK, openrlhf.FRAMEWORK, skyrl.FRAMEWORK, functions.LIGER, ms_swift.FRAMEWORK),
+    *(functions.UNSLOTH, functions.TRINITY, areal.FRAMEWORK, rlinf.FRAMEWORK, functions.COSMOS_RL, functions.TORCHRL),
+    *(axolotl.FRAMEWORK, functions.LLAMAFACTORY, functions.ART, functions.TWINKLE),
+    *(tunix.FRAMEWORK, tunix.MAXTEXT, easydel.FRAMEWORK, functions.MLX_LM_LORA, functions.MLX_TUNE),
+    *(nemo_rl.FRAMEWORK, transcribed.PRIME_RL, slime.FRAMEWORK, slime.MILES, *transcribed.FRAMEWORKS),
 )
 
 FRAMEWORKS = {framework.name: framework for framework in _ALL}

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from .formulae import OVER_TOKENS, AsLoss, InReward, part_of, ratio_of
 from .framework import Default, Framework
-from .harness import instead, load, subject
+from .harness import instead, load_all, subject
 from .run_settings import KLPart, Reader, Run, RunDraft, Why
 
 if TYPE_CHECKING:
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 STAND_INS = ("uvloop", "einops", "numba")
 FILES = (
-    *("engine.fsdp_utils.attn_impl", "utils.constants", "utils.seqpack", "api.cli_args"),
-    *("utils.data", "utils.functional.functional", "trainer.ppo.actor"),
+    *("areal.engine.fsdp_utils.attn_impl", "areal.utils.constants", "areal.utils.seqpack", "areal.api.cli_args"),
+    *("areal.utils.data", "areal.utils.functional:areal/utils/functional/functional", "areal.trainer.ppo.actor"),
 )
 
 DEFAULT = "areal kl_ctl kl_estimator=k1"
@@ -113,13 +113,8 @@ def _config(**settings: Any) -> Any:
 
 @cache
 def modules() -> dict[str, ModuleType]:
-    """The loaded files by name; each can import those before it."""
-    loaded: dict[str, ModuleType] = {}
-    for name in FILES:
-        path = f"areal.{name}".replace(".", "/") + ".py"
-        public = name.removesuffix(".functional") if name.count(".") == 2 else name
-        loaded[f"areal.{public}"] = load("areal", path, stand_ins=STAND_INS, replaced=("areal",), loaded=loaded)
-    return {name.rpartition(".")[2]: module for name, module in loaded.items()}
+    """The loaded files by name."""
+    return load_all("areal", FILES, stand_ins=STAND_INS, replaced=("areal",))
 
 
 # `actor`, `ref` and `teacher` of its configurations of GRPO, PPO and distillation.
@@ -194,14 +189,12 @@ def _read_reward(draft: RunDraft) -> KLPart:
     kind = draft.one_of("kl_estimator", ("k1", "k2", "k3"))
     level = draft.one_of("adv_norm.std_level", LEVELS)
     draft.one_of("gae_timestep_unit", ("token",))
-    if kind != "k1":
-        draft.change("kl_estimator", "k1", Why.ONLY_K1)
+    draft.change("kl_estimator", "k1", Why.ONLY_K1)
     if level:
         draft.change("adv_norm.std_level", None, Why.BATCH_STD if level == "batch" else Why.GROUP_STD)
-    for name in ("discount", "gae_lambda"):
-        if draft["discount"] * draft["gae_lambda"] != 1 and draft[name] != 1:
-            draft.change(name, 1.0, "the KL of later tokens is discounted")
     discount = draft["discount"] * draft["gae_lambda"]
+    for name in ("discount", "gae_lambda") if discount != 1 else ():
+        draft.change(name, 1.0, "the KL of later tokens is discounted")
     form = InReward(kind, discount=discount, clamp=10.0, whitened=level == "batch")
     caveat = "Audited with a critic that is 0."
     caveat += " Its division by the group's standard deviation is left out." * (level == "group")
@@ -218,13 +211,13 @@ def _read_teacher(draft: RunDraft) -> KLPart:
     return part_of("areal", "teacher.rl_loss_weight>0", AsLoss("k1"), OVER_TOKENS, beta, caveat)
 
 
-def _stale(draft: RunDraft) -> tuple[str, ...]:
-    found = []
-    if draft["ppo_n_minibatches"] > 1:
-        found.append(f"ppo_n_minibatches={draft['ppo_n_minibatches']}: several updates use a batch")
-    if lag := draft["rollout.max_head_offpolicyness"]:
-        found.append(f"max_head_offpolicyness={lag}: completions of earlier policies are trained on")
-    return (*found, ENGINE)
+def _stale(draft: RunDraft) -> dict[str, bool]:
+    several, lag = draft["ppo_n_minibatches"], draft["rollout.max_head_offpolicyness"]
+    return {
+        f"ppo_n_minibatches={several}: several updates use a batch": several > 1,
+        f"max_head_offpolicyness={lag}: completions of earlier policies are trained on": lag != 0,
+        ENGINE: True,
+    }
 
 
 FRAMEWORK = Framework(

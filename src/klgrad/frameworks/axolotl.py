@@ -22,7 +22,7 @@ from ..errors import RunFileError
 from . import trl
 from .formulae import OVER_COMPLETIONS, OVER_TOKENS, SUM, AsLoss, part_of
 from .framework import Default, Framework
-from .harness import load, subject
+from .harness import bare, load_all, subject
 from .run_settings import Change, Reader, Run, RunDraft, Why, one_of
 
 if TYPE_CHECKING:
@@ -50,8 +50,8 @@ def _in_loss(kind: str, corrected: bool) -> Subject:
     args = module.AsyncGRPOConfig()
     args.use_bias_correction_kl = corrected
     vars(args).update(delta=None, importance_sampling_level="token")
-    trainer = object.__new__(module.AsyncGRPOTrainer)
-    vars(trainer).update(
+    trainer = bare(
+        module.AsyncGRPOTrainer,
         args=args,
         beta=1.0,
         loss_type=kind,
@@ -111,13 +111,8 @@ def kd_loss(logits: Tensor, teacher_logits: Tensor, beta: float, *, k: int | Non
 @cache
 def modules() -> dict[str, ModuleType]:
     """The asynchronous trainer, and the losses of distillation with the file that they import."""
-    kd = "axolotl/integrations/kd/"
-    utils = load("axolotl", f"{kd}utils.py", replaced=REPLACED)
-    loaded = {"axolotl.integrations.kd.utils": utils}
-    return {
-        "async_trainer": load("axolotl", "axolotl/core/trainers/grpo/async_trainer.py", replaced=REPLACED),
-        "liger": load("axolotl", f"{kd}kernels/liger.py", replaced=REPLACED, loaded=loaded),
-    }
+    names = ("core.trainers.grpo.async_trainer", "integrations.kd.utils", "integrations.kd.kernels.liger")
+    return load_all("axolotl", (f"axolotl.{name}" for name in names), replaced=REPLACED)
 
 
 # `rl: grpo` and `trl` of its configurations. The synchronous trainer is TRL's; the asynchronous one has its own loss.
@@ -202,7 +197,7 @@ def _read_async(draft: RunDraft) -> Run:
     draft.switch_on("beta", 0.04, "at 0 no reference is loaded, and there is no KL")
     if not corrected:
         draft.changes.append(Change(f"{TRL}use_bias_correction_kl", True, False, LOSES_RATIO))
-    if level != "token":
+    if level != "token":  # None is TRL's default
         why = "a ratio of the completion on the KL of a token belongs to no divergence"
         draft.change("importance_sampling_level", "token", why)
     if REDUCTIONS[kind] == OVER_COMPLETIONS:
@@ -211,7 +206,7 @@ def _read_async(draft: RunDraft) -> Run:
     caveat = "Audited with the ratio of the token." if level != "token" and corrected else ""
     draft.parts = [part_of("axolotl", name, AsLoss("k3", ratio=corrected), REDUCTIONS[kind], beta, caveat)]
     draft.notes += [SKIPS] * bool(draft["skip_zero_advantage_batches"] and beta)
-    stale = ["async_prefetch=true: completions of earlier policies are trained on"] * draft["async_prefetch"]
+    stale = {"async_prefetch=true: completions of earlier policies are trained on": draft["async_prefetch"]}
     return draft.run("its asynchronous GRPO trainer", stale, "reverse-kl-token")
 
 

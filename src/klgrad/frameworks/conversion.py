@@ -7,53 +7,18 @@ factors are read from the anatomy of the loss, so the conversion is exact there;
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ..errors import MeaningError
+from .record import LOG_RATIOS as LOG_RATIOS, Pull as Pull
 
 if TYPE_CHECKING:
     from ..audit import AuditResult
     from ..audit.parts import Anatomy
 
-LOG_RATIOS = (-4.0, -2.0, -1.0, 1.0, 2.0, 4.0)
-"""Where the pulls of two losses are compared."""
-
 WORDS = ("divergence", "looks ahead", "samples", "unit")
 """The names of `Pull.cells`."""
-
-
-@dataclass(frozen=True)
-class Pull:
-    """How hard a loss pulls: what of its anatomy a conversion of β needs.
-
-    Attributes:
-        scale: the factor by which it multiplies β near ref, in its unit.
-        unit: what it divides by, as `Unit.name`.
-        mean_over_rows: whether it is a mean over the completions of the batch, and no sum.
-        baseline: as `Baseline.name`.
-        coefficients: what it puts on a token's score at `LOG_RATIOS`; None where that is not finite.
-        cells: its divergence, horizon, samples and unit in words.
-        refusal: why no β can be converted; empty if one can.
-    """
-
-    scale: float
-    unit: str
-    mean_over_rows: bool
-    baseline: str
-    coefficients: tuple[float | None, ...]
-    cells: tuple[str, ...]
-    refusal: str = ""
-
-    def to_dict(self) -> dict[str, object]:
-        """Plain data for JSON."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> Pull:
-        """The inverse of `to_dict`, of data that were JSON."""
-        tuples: dict[str, Any] = {name: tuple(data[name]) for name in ("coefficients", "cells")}
-        return cls(**data | tuples)
 
 
 def pull_of(result: AuditResult) -> Pull:

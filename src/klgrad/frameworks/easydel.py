@@ -14,13 +14,12 @@ from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from .framework import Default, Framework
-from .harness import instead, load, of_arrays, subject
+from .harness import bare, instead, load, of_arrays, subject
 
 if TYPE_CHECKING:
     from ..audit import Subject
 
 STAND_INS = ("eformer", "flax", "optax", "transformers", "jaxtyping")
-TOKEN_MEANS = ("dapo", "bnpo")
 
 
 def subjects() -> list[Subject]:
@@ -35,7 +34,7 @@ def subjects() -> list[Subject]:
 
 
 def _grpo(loss_type: str) -> Subject:
-    step = _step("group_relative_policy_optimization", "grpo_step")
+    step = _file("group_relative_policy_optimization").grpo_step
 
     def loss(x: dict[str, Any]) -> Any:
         batch = {
@@ -53,7 +52,7 @@ def _grpo(loss_type: str) -> Subject:
 
 
 def _ppo(estimator: str, *, whiten: bool) -> Subject:
-    step = _step("proximal_policy_optimization_trainer", "ppo_step")
+    step = _file("proximal_policy_optimization_trainer").ppo_step
     arguments = SimpleNamespace(
         kl_coef=1.0,
         kl_estimator=estimator,
@@ -97,9 +96,8 @@ def _ppo_trainer(arguments: SimpleNamespace, x: dict[str, Any]) -> Any:
     """A trainer whose model has sampled these completions."""
     import jax.numpy as jnp  # pyright: ignore[reportMissingImports]
 
-    trainer = object.__new__(_trainer_file().PPOTrainer)
-    same = lambda value: value
-    vars(trainer).update(
+    return bare(
+        _trainer_file().PPOTrainer,
         arguments=arguments,
         reward_funcs=[],
         reward_processing_classes=[],
@@ -126,21 +124,20 @@ def _ppo_trainer(arguments: SimpleNamespace, x: dict[str, Any]) -> Any:
         _coerce_generation_texts=lambda texts, fallback: texts,
         _coerce_optional_generation_texts=lambda *_, **__: [],
         _coerce_generation_metadata_list=lambda *_, **__: [],
-        _all_gather=same,
+        _all_gather=lambda value: value,
         _log_training_generations_to_wandb=lambda **_: None,
     )
-    return trainer
 
 
-def _step(folder: str, name: str) -> Any:
-    return getattr(_file(folder), name)
+def _loaded(file: str) -> ModuleType:
+    package = f"easydel.trainers.{file.partition('/')[0]}"
+    return load("easydel", file, stand_ins=STAND_INS, replaced=("easydel",), package=package)
 
 
 @cache
 def _file(folder: str) -> ModuleType:
     """The functions of one trainer; what they use of a sharded model does nothing."""
-    package = f"easydel.trainers.{folder}"
-    module = load("easydel", f"{folder}/_fn.py", stand_ins=STAND_INS, replaced=("easydel",), package=package)
+    module = _loaded(f"{folder}/_fn.py")
     vars(module).update(
         with_sharding_constraint=lambda arr, sharding: arr,
         make_assertions_and_get_sizes=lambda **_: (None, None, None),
@@ -154,14 +151,7 @@ def _file(folder: str) -> ModuleType:
 @cache
 def _trainer_file() -> ModuleType:
     """The trainer of PPO, which JAX can compile: it takes numbers out of its arrays for its metrics."""
-    folder = "proximal_policy_optimization_trainer"
-    module = load(
-        "easydel",
-        f"{folder}/ppo_trainer.py",
-        stand_ins=STAND_INS,
-        replaced=("easydel",),
-        package=f"easydel.trainers.{folder}",
-    )
+    module = _loaded("proximal_policy_optimization_trainer/ppo_trainer.py")
     vars(module).update(float=lambda x: x, capture_time=lambda: nullcontext(lambda: 0.0))
     return module
 

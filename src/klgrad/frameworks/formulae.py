@@ -7,14 +7,13 @@ are 0. A test compares each with its coefficient on ∇log π, found by hand.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
-from .framework import Default, Framework, Source
 from .harness import subject
-from .run_settings import KLPart, Reader, as_type
+from .run_settings import KLPart, as_type
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -160,19 +159,3 @@ def part_of(
     where = "reward" if place == "loss" and isinstance(form, InReward | InScore) else place
     build = partial(kl_subject, framework, settings, form, reduction, stacks)
     return KLPart(where, f"{framework} {settings}", beta, build, caveat)
-
-
-def framework_of(
-    name: str,
-    losses: Callable[[], Iterator[Subject]],
-    source: Source,
-    default: Default,
-    *,
-    reader: Reader | None = None,
-    caveats: tuple[str, ...] = (),
-) -> Framework:
-    """A framework that is audited by formulae; the first of its losses is the default."""
-    make = lambda: list(losses())
-    return Framework(
-        name, source.repository, source.version, make, default, source=source, reader=reader, caveats=caveats
-    )

@@ -1,38 +1,147 @@
-"""What a module of a framework says: its losses, its defaults, its advice, how its runs are read; and its record.
+"""What a module of a framework says: its losses, its defaults, its advice, and how its runs are read.
 
 Nothing here needs torch.
 """
 
-import json
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
-from importlib.resources import files
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from ..errors import NotAuditableError
-from .conversion import Pull
-from .recommendation import Home, Meaning, SettingLines
+from ..targets import Descends, Verdict
 from .run_settings import Reader
 
 if TYPE_CHECKING:
     from ..audit import Subject
 
+# What a framework is advised to write for a given KL: settings, and code where no setting has that meaning.
+
+Meaning = tuple[Literal["reverse", "forward"], Literal["token", "sequence"]]
+"""The divergence and the level of a `KLTerm`."""
+
+TARGET_OF: dict[Meaning, Verdict] = {
+    ("reverse", "sequence"): "reverse-kl-sequence",
+    ("reverse", "token"): "reverse-kl-token",
+    ("forward", "token"): "forward-kl-token",
+    ("forward", "sequence"): "forward-kl-sequence",
+}
+"""The target of each meaning. A test compares it with `KLTerm.descends`, which needs torch."""
+
 
 @dataclass(frozen=True)
-class Source:
-    """Where a formula was read.
+class SettingLines:
+    """Configuration lines of one framework.
 
     Attributes:
-        repository: on GitHub.
-        version: the release.
-        files: the files of that release that have the formula and its defaults.
+        lines: the lines as a user writes them.
+        subject: the name of the audited loss with these settings.
+        descends: on-policy and off-policy, as the audit finds.
+        note: further information.
+        policy_loss: what the lines do to the policy loss beside the KL.
     """
 
-    repository: str
-    version: str
-    files: tuple[str, ...]
+    lines: str
+    subject: str
+    descends: Descends
+    note: str = ""
+    policy_loss: str = ""
+
+
+DR_GRPO = (
+    "dr_grpo divides the policy loss and the KL alike by rows x max_completion_length, where dapo, the default, "
+    "divides by the tokens of the batch: gradients are smaller by mean length / max_completion_length, and β keeps "
+    "its meaning."
+)
+"""Of TRL and of Liger, which has the same loss types."""
+
+
+def expresses(setting: SettingLines, meaning: Meaning, off_policy: bool) -> bool:
+    """Whether the setting has this meaning on all problems, on-policy or off-policy."""
+    return (setting.descends.off_policy if off_policy else setting.descends.on_policy) == TARGET_OF[meaning]
+
+
+# A `KLTerm` in a framework: code, the place where it goes, and where the framework keeps the tensors.
+#
+# The code is complete but for the names that the place has already. Tests run it, in the framework's own environment
+# where it calls the framework.
+
+IN_PLACE = """\
+from klgrad import {names}
+
+term = {term}
+kl = term(Rollout({logp}, {ref_logp}, {mask}{behavior}))
+{result}\
+"""
+
+
+@dataclass(frozen=True)
+class Home:
+    """Where a term of one's own goes in a framework.
+
+    Attributes:
+        place: the place, after "in".
+        code: the lines, with the term to be filled in.
+        scope: the function in which the tensors have these names.
+        tensors: where `logp`, `ref_logp`, `mask` and `behavior_logp` are.
+        note: what else has to be set, and what the lines do.
+        sampler: the sampler's log-probs in the code, if `tensors` has more than their name.
+
+    Example:
+        >>> from klgrad.frameworks import HOMES
+        >>> print(HOMES["openrlhf"].lines(("reverse", "token"), off_policy=False))
+        from klgrad import KLTerm, Rollout
+        <BLANKLINE>
+        term = KLTerm(level="token")
+        kl = term(Rollout(action_log_probs, base_action_log_probs, experience.action_mask))
+        kl = kl.per_token
+    """
+
+    place: str
+    code: str
+    scope: str
+    tensors: dict[str, str]
+    note: str
+    sampler: str = ""
+
+    def lines(self, meaning: Meaning, off_policy: bool) -> str:
+        """The lines that add a KL with this meaning to the loss of the framework.
+
+        Args:
+            meaning: the divergence and the level.
+            off_policy: whether the samples are stale or from another engine.
+
+        Returns:
+            Python code. It has the names that `place` has, and for TRL `model`, `reward` and `prompts`.
+        """
+        names = {"KLTerm"} | ({"ImportanceWeighting", "Truncate"} if off_policy else set())
+        names |= {"Rollout"} if "Rollout(" in self.code else set()
+        return self.code.format(
+            names=", ".join(sorted(names)),
+            term=term_of(meaning, off_policy),
+            behavior=f", behavior_logp={self.sampler or self.tensors['behavior_logp']}" if off_policy else "",
+            field=', "rollout_log_probs"' if off_policy else "",
+        )
+
+
+def term_of(meaning: Meaning, off_policy: bool) -> str:
+    """The code of a `KLTerm` with this meaning, off-policy with bounded importance ratios."""
+    divergence, level = meaning
+    choices = [f'level="{level}"'] if divergence == "reverse" else ['divergence="forward"', f'level="{level}"']
+    choices += ['estimator="k3"'] if divergence == "forward" else []
+    if off_policy:
+        ratio = "sequence" if meaning == ("forward", "sequence") else "prefix"
+        choices.append(f'weighting=ImportanceWeighting("{ratio}", bound=Truncate(2.0))')
+    return f"KLTerm({', '.join(choices)})"
+
+
+def in_place(result: str, tensors: dict[str, str]) -> str:
+    """The template of code that stands among a framework's own lines."""
+    names = {role: tensors[role] for role in ("logp", "ref_logp", "mask")}
+    return IN_PLACE.format(**names, result=result, names="{names}", term="{term}", behavior="{behavior}")
+
+
+# A framework.
 
 
 @dataclass(frozen=True)
@@ -55,33 +164,34 @@ class Framework:
     Attributes:
         name: its name on the command line.
         distribution: the name of its installed package, or the repository of its source.
-        tested: the version that was audited.
+        tested: the version that was audited, or whose source was read.
         losses: makes every setting that affects the KL, as a loss to audit.
         default: its default settings.
         whole_losses: makes its policy losses; None if there are none yet.
         settings: the settings for each divergence and level, where one has that meaning; empty without advice.
         home: where a term of one's own goes; None without advice.
         reader: how the files of its runs are read; None if they are not.
-        source: where the formulae were read, if they are transcribed and its own code is not audited.
+        files: those of its source with its formulae and their defaults, if they are transcribed; empty where its own
+            code is audited.
         caveats: where its defaults do another thing than their names or its documentation say, a sentence each.
     """
 
     name: str
     distribution: str
     tested: str
-    losses: "Callable[[], list[Subject]]"
+    losses: "Callable[[], Iterable[Subject]]"
     default: Default
     whole_losses: "Callable[[], list[Subject]] | None" = None
     settings: dict[Meaning, SettingLines] = field(default_factory=dict)
     home: Home | None = None
     reader: Reader | None = None
-    source: Source | None = None
+    files: tuple[str, ...] = ()
     caveats: tuple[str, ...] = ()
 
     @property
     def transcribed(self) -> bool:
         """Whether formulae written again from its source are audited, and not its own code."""
-        return self.source is not None
+        return bool(self.files)
 
     @property
     def version(self) -> str | None:
@@ -115,7 +225,7 @@ class Framework:
 
     def subjects(self) -> "list[Subject]":
         """Every setting that affects the KL, as losses to audit."""
-        return self.losses() if self.transcribed else self._of_its_code(self.losses)
+        return list(self.losses()) if self.transcribed else self._of_its_code(self.losses)
 
     def policy_losses(self) -> "list[Subject]":
         """The whole policy losses of the framework, as losses to audit with `--whole`."""
@@ -128,94 +238,16 @@ class Framework:
             )
         return self._of_its_code(self.whole_losses)
 
-    def _of_its_code(self, make: "Callable[[], list[Subject]]") -> "list[Subject]":
+    def _of_its_code(self, make: "Callable[[], Iterable[Subject]]") -> "list[Subject]":
         if self.installed is None:
             raise NotAuditableError(
                 f"{self.name} to be installed", self.remark, "install it in the environment of klgrad"
             )
         try:
-            return make()
+            return list(make())
         except ImportError as error:
             raise NotAuditableError(
                 f"{self.name} {self.installed} to import",
                 f"{self.name} {self.installed} cannot be imported here: {error}",
                 "install its missing dependency, or run the audit in an environment where it imports",
             ) from error
-
-
-# Audits of the frameworks as they were when they were last made: one JSON file each, written by `make frameworks`.
-
-
-SHOWN = ("looks ahead", "samples", "unit")
-"""Parts that are told beside the divergence, in a line."""
-
-
-@dataclass(frozen=True)
-class Recorded:
-    """The audit of one framework.
-
-    Attributes:
-        framework: its name.
-        version: the version that was audited.
-        date: when, as YYYY-MM-DD.
-        columns: the headings of the table.
-        rows: the cells of each setting, in words; the first is its name.
-        verdicts: by name of the setting, its verdict on fresh and on stale samples, and where the first holds.
-        words: by name of the setting, what it descends on fresh and on stale samples.
-        policy_losses: the cells of each whole policy loss, as `klgrad audit NAME --whole` shows them.
-        pulls: by name of the setting, what `klgrad convert` needs of it.
-        history: the version, the date and the cells of the default settings of each earlier version, oldest first.
-
-    Example:
-        >>> from klgrad.frameworks import recorded
-        >>> recorded("trl").framework
-        'trl'
-    """
-
-    framework: str
-    version: str
-    date: str
-    columns: list[str]
-    rows: list[list[str]]
-    verdicts: dict[str, tuple[str, str, str | None]]
-    words: dict[str, tuple[str, str]]
-    policy_losses: list[list[str]] = field(default_factory=list)
-    pulls: dict[str, Pull] = field(default_factory=dict)
-    history: list[tuple[str, str, list[str]]] = field(default_factory=list)
-
-    def row_of(self, setting: str) -> list[str] | None:
-        """The cells of a setting, or None."""
-        return next((row for row in self.rows if row[0] == setting), None)
-
-    def parts_of(self, setting: str) -> str:
-        """What a setting descends, in one line: the divergence, and the parts that a user chooses."""
-        row = self.row_of(setting)
-        assert row, f"{setting} is not in the record of {self.framework}"
-        parts = dict(zip(self.columns, row, strict=True))
-        return "; ".join([parts["divergence"], *(f"{part}: {parts[part]}" for part in SHOWN)])
-
-    def history_before(self, version: str) -> list[tuple[str, str, list[str]]]:
-        """The history of a record of another version, which this one then belongs to."""
-        from . import DEFAULTS
-
-        row = self.row_of(DEFAULTS[self.framework].subject)
-        earlier = [(self.version, self.date, row)] if self.version != version and row else []
-        return [entry for entry in self.history if entry[0] != version] + earlier
-
-    def write(self, folder: Path) -> None:
-        """Write it as FRAMEWORK.json."""
-        text = json.dumps(asdict(self), indent=1, ensure_ascii=False)
-        (folder / f"{self.framework}.json").write_text(f"{text}\n", encoding="utf-8")
-
-
-def recorded(framework: str) -> Recorded | None:
-    """The recorded audit of a framework, or None if there is none."""
-    file = files("klgrad.frameworks") / "records" / f"{framework}.json"
-    if not file.is_file():
-        return None
-    data = json.loads(file.read_text(encoding="utf-8"))
-    for field_name in ("verdicts", "words"):
-        data[field_name] = {name: tuple(values) for name, values in data[field_name].items()}
-    data["pulls"] = {name: Pull.from_dict(pull) for name, pull in data["pulls"].items()}
-    data["history"] = [tuple(entry) for entry in data["history"]]
-    return Recorded(**data)

@@ -1,7 +1,9 @@
-"""Frameworks whose KL is one function, which is loaded alone: Unsloth, Trinity-RFT, cosmos-rl, LLaMA-Factory, ART.
+"""Frameworks whose KL is one function or two, which are called alone.
 
-Each function receives logp, ref_logp, old_logp, the mask and, where it takes them, the advantages of the audit, zero by
-default; its coefficient is 1. The packages need a GPU, Ray or more to import, so only the named files are loaded.
+Unsloth, Trinity-RFT, cosmos-rl, LLaMA-Factory, ART, Liger-Kernel, TorchRL, twinkle-kit, MLX-LM-LoRA and mlx-tune. Each
+function receives logp, ref_logp, old_logp, the mask and, where it takes them, the advantages of the audit, zero by
+default; its coefficient is 1. The packages need a GPU, Ray or more to import, so only the named files are loaded, but
+for Liger.
 """
 
 from __future__ import annotations
@@ -9,10 +11,11 @@ from __future__ import annotations
 from functools import cache
 from itertools import product
 from types import ModuleType, SimpleNamespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from .framework import Default, Framework
-from .harness import load, subject
+from ..targets import Descends
+from .framework import DR_GRPO, Default, Framework, Home, SettingLines, in_place
+from .harness import bare, instead, load, load_all, named, of_arrays, subject
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,6 +24,17 @@ if TYPE_CHECKING:
     from ..audit.batch import Batch
 
 TOKEN_MEAN, SUM = "token-mean", "seq-mean-token-sum"
+STAND_INS = ("toml", "msgpack", "mlx_lm", "tqdm", "numpy")
+IGNORED = -100
+"""The label of tokens that have no loss."""
+
+
+@cache
+def file_of(distribution: str, path: str) -> ModuleType:
+    """A file of a package, without the rest of it."""
+    own, package = path.partition("/")[0], path.rpartition("/")[0].replace("/", ".")
+    return load(distribution, path, stand_ins=STAND_INS, replaced=(own, "transformers", "ray"), package=package)
+
 
 # Unsloth: `grpo_compute_loss`, the loss of its GRPO trainer, which it generates from TRL's.
 #
@@ -36,6 +50,7 @@ def _unsloth() -> list[Subject]:
 
 def _of_unsloth(kind: str, level: str, correction: bool) -> Subject:
     loss_fn = file_of("unsloth_zoo", "unsloth_zoo/rl_replacements.py").grpo_compute_loss
+    settings = {"loss_type": kind, "importance_sampling_level": level, "use_bias_correction_kl": correction}
 
     def loss(batch: Batch) -> Tensor:
         return loss_fn(
@@ -47,16 +62,13 @@ def _of_unsloth(kind: str, level: str, correction: bool) -> Subject:
             batch.mask,
             1.0,
             batch.advantages[:, 0],
-            loss_type=kind,
-            importance_sampling_level=level,
-            use_bias_correction_kl=correction,
+            **settings,
             num_items_in_batch=batch.mask.sum(),
             max_completion_length=batch.mask.shape[1],
         )[0]
 
-    name = f"unsloth grpo loss_type={kind} importance_sampling_level={level} use_bias_correction_kl={correction}"
     # A mean over the tokens of the batch couples its groups; the other loss types are means over completions.
-    return subject("unsloth", name, loss, stacks=kind != "dapo")
+    return subject("unsloth", named("unsloth grpo", settings), loss, stacks=kind != "dapo")
 
 
 UNSLOTH = Framework(
@@ -104,9 +116,8 @@ def _of_trinity(kind: str, reduction: str) -> Subject:
 @cache
 def trinity_functions() -> ModuleType:
     """The file with the classes of the registry."""
-    utils = file_of("trinity-rft", "trinity/algorithm/utils.py")
-    path = "trinity/algorithm/kl_fn/kl_fn.py"
-    return load("trinity-rft", path, replaced=("trinity",), loaded={"trinity.algorithm.utils": utils})
+    names = ("trinity.algorithm.utils", "trinity.algorithm.kl_fn.kl_fn")
+    return load_all("trinity-rft", names, replaced=("trinity", "transformers", "ray"))["kl_fn"]
 
 
 TRINITY = Framework(
@@ -165,8 +176,6 @@ COSMOS_RL = Framework(
 
 ASFT = "llamafactory use_asft_loss asft_alpha"
 ASFT_FILE = "llamafactory/train/trainer_utils.py"
-IGNORED = -100
-"""The label of tokens that have no loss."""
 
 
 def _llamafactory() -> list[Subject]:
@@ -200,7 +209,7 @@ def _art() -> list[Subject]:
 
 
 def _of_art(source: str, ppo: bool, reduction: str) -> Subject:
-    config = {"kl_penalty_coef": 1.0, "kl_penalty_source": source, "ppo": ppo}
+    config = {"kl_penalty_source": source, "ppo": ppo}
     file = file_of("openpipe-art", "art/loss.py")
 
     def loss(batch: Batch) -> Tensor:
@@ -211,10 +220,10 @@ def _of_art(source: str, ppo: bool, reduction: str) -> Subject:
             weights=batch.advantages.new_ones(batch.mask.shape),
             group_ids=batch.group[:, None].expand(batch.mask.shape),
         )
-        return file.loss_fn(inputs, batch.logp, batch.ref_logp, None, config, reduction).policy_loss
+        settings = {"kl_penalty_coef": 1.0, **config}
+        return file.loss_fn(inputs, batch.logp, batch.ref_logp, None, settings, reduction).policy_loss
 
-    name = f"art kl_penalty_coef kl_penalty_source={source} ppo={ppo} reduction={reduction}"
-    return subject("art", name, loss)
+    return subject("art", named("art kl_penalty_coef", {**config, "reduction": reduction}), loss)
 
 
 ART = Framework(
@@ -228,11 +237,316 @@ ART = Framework(
     ),
 )
 
+# Liger-Kernel: the part of its fused GRPO loss that follows the log-probs.
+#
+# The function receives the mask twice (the chunk's and the batch's).
+
+
+def _liger() -> list[Subject]:
+    """Three loss types with different reductions x ratio level x bias correction; the default comes first."""
+    from liger_kernel.chunked_loss.grpo_loss import LigerFusedLinearGRPOFunction
+
+    def of_settings(kind: str, level: str, correction: bool) -> Subject:
+        settings = {"loss_type": kind, "importance_sampling_level": level, "use_bias_correction_kl": correction}
+
+        def loss(batch: Batch) -> Tensor:
+            mask = batch.mask.to(batch.logp.dtype)
+            return LigerFusedLinearGRPOFunction.ppo_loss_fn(
+                batch.logp,
+                mask,
+                batch.advantages[:, 0],
+                mask,
+                ref_per_token_logps=batch.ref_logp,
+                old_per_token_logps=batch.old_logp,
+                beta=1.0,
+                max_completion_length=mask.shape[1],
+                **settings,
+            )[0]
+
+        return subject("liger", named("liger grpo", settings), loss, stacks=kind != "dapo")
+
+    return [of_settings(*x) for x in product(("dapo", "grpo", "dr_grpo"), ("token", "sequence"), (False, True))]
+
+
+OWN_LOOP = {name: name for name in ("logp", "ref_logp", "mask", "behavior_logp")}
+
+
+LIGER = Framework(
+    "liger",
+    "liger-kernel",
+    "0.8.5",
+    _liger,
+    Default(
+        "beta=0.04, k3 without bias correction",
+        "liger grpo loss_type=dapo importance_sampling_level=token use_bias_correction_kl=False",
+    ),
+    settings={
+        ("reverse", "token"): SettingLines(
+            "from liger_kernel.chunked_loss import LigerFusedLinearGRPOLoss\n\n"
+            'loss = LigerFusedLinearGRPOLoss(beta=0.04, loss_type="dr_grpo", max_completion_length=1024, '
+            "use_bias_correction_kl=True)",
+            "liger grpo loss_type=dr_grpo importance_sampling_level=token use_bias_correction_kl=True",
+            Descends("reverse-kl-token", "reverse-kl-token-sampler"),
+            policy_loss=DR_GRPO,
+        ),
+        ("forward", "token"): SettingLines(
+            "from liger_kernel.chunked_loss import LigerFusedLinearGRPOLoss\n\n"
+            'loss = LigerFusedLinearGRPOLoss(beta=0.04, loss_type="dr_grpo", max_completion_length=1024)',
+            "liger grpo loss_type=dr_grpo importance_sampling_level=token use_bias_correction_kl=False",
+            Descends("forward-kl-token", "k3-token"),
+            policy_loss=DR_GRPO,
+        ),
+    },
+    home=Home(
+        "the loss of your own loop: Liger's fused loss has no place for a term",
+        in_place("loss = loss + beta * kl.loss", OWN_LOOP),
+        "your loop",
+        OWN_LOOP,
+        "All are (B, T), and mask is 1 at the tokens of the completion. Call LigerFusedLinearGRPOLoss with beta=0.",
+    ),
+)
+
+# TorchRL: the KL to the reference of `GRPOLoss`, and `DistillationLoss`.
+#
+# `DistillationLoss` receives logp as the log-probs of its student and ref_logp as those of the teacher; by default it
+# averages over the tokens of each completion. The package needs another version of TensorDict than verl.
+
+TO_REF = "torchrl GRPOLoss kl_to_ref_coeff"
+
+
+def _torchrl() -> list[Subject]:
+    """The default with a KL, then distillation in both directions, averaged and summed."""
+    return [
+        _torchrl_grpo(),
+        *(_torchrl_distilled(direction, mean) for direction in ("reverse", "forward") for mean in (True, False)),
+    ]
+
+
+def _torchrl_grpo() -> Subject:
+    grpo = bare(_torchrl_files()["grpo"].GRPOLoss)
+
+    def loss(batch: Batch) -> Tensor:
+        logp = {"_cur_log_prob": batch.logp}
+        return grpo._kl_to_ref(logp, ref_log_prob=batch.ref_logp, coeff=1.0, mask=batch.mask)[0]
+
+    # Its mean is over the width of the batch, which groups share.
+    return subject("torchrl", TO_REF, loss)
+
+
+def _torchrl_distilled(direction: str, mean: bool) -> Subject:
+    settings = {"kl_direction": direction, "normalize_by_seq_length": mean, "reduction": "mean", "assistant_only": True}
+
+    def loss(batch: Batch) -> Tensor:
+        distillation = bare(
+            _torchrl_files()["distillation"].DistillationLoss,
+            **settings,
+            tensor_keys=SimpleNamespace(history="history", teacher_log_prob="teacher", log_probs="student"),
+            actor_network=lambda data: data,
+            _device_fallback=batch.logp,
+            _get_masks=lambda *_: (list(batch.mask), list(batch.mask), None),
+        )
+        data = _Data(history=None, teacher=list(batch.ref_logp), student=list(batch.logp))
+        return distillation.forward(data).loss_distill
+
+    name = f"torchrl DistillationLoss kl_direction={direction} normalize_by_seq_length={mean}"
+    return subject("torchrl", name, loss, stacks=True)
+
+
+class _Data(dict[str, Any]):
+    """What the loss reads of a TensorDict with one batch dimension."""
+
+    ndim = 1
+
+    def get(self, key: str, default: Any = None, *, as_list: bool = True) -> Any:
+        return super().get(key, default)
+
+    def select(self, *_: str) -> _Data:
+        return self
+
 
 @cache
-def file_of(distribution: str, path: str) -> ModuleType:
-    """A file of a package, without the rest of it."""
-    own, package = path.partition("/")[0], path.rpartition("/")[0].replace("/", ".")
-    return load(
-        distribution, path, stand_ins=("toml", "msgpack"), replaced=(own, "transformers", "ray"), package=package
-    )
+def _torchrl_files() -> dict[str, ModuleType]:
+    names = (f"torchrl.objectives.llm.{name}" for name in ("grpo", "distillation"))
+    modules = load_all("torchrl", names, replaced=("torchrl",))
+    vars(modules["distillation"]).update(_runtime_device=lambda *_, **__: None)
+    return modules
+
+
+TORCHRL = Framework(
+    "torchrl",
+    "torchrl",
+    "0.14.1",
+    _torchrl,
+    Default("no KL; with kl_to_ref_coeff alone raised", TO_REF),
+    caveats=(
+        "`kl_direction=forward` is meant for samples of the teacher, on which it descends the forward KL; these audits "
+        "are of samples of the student. `kl_direction=reverse`, the default, descends the forward KL too, as its "
+        "docstring says.",
+    ),
+)
+
+# twinkle-kit: the KL of its `GRPOLoss` and `PPOLoss` (`beta`), that of its `GAEAdvantage`, and its `GKDLoss`.
+#
+# In the reward (`kl_coef`), `build_token_rewards` takes the log-probs at sampling and those of the reference,
+# `GAEAdvantage` turns them into advantages without a critic, and `PPOLoss` applies them to logp. Distillation takes the
+# logits of the policy and, as those of the teacher, of the reference.
+
+
+def _twinkle() -> list[Subject]:
+    """In the loss: both reductions. In the reward: whitened, as by default, and not. Then distillation."""
+    return [
+        *map(_twinkle_in_loss, ("GRPOLoss", "PPOLoss")),
+        _twinkle_in_reward(True, 0.95),
+        _twinkle_in_reward(False, 1.0),
+        *map(_twinkle_distilled, (0.5, 0.0, 1.0)),
+    ]
+
+
+def _twinkle_in_loss(kind: str) -> Subject:
+    policy_loss = getattr(_twinkle_files()["grpo"], kind)(beta=1.0)
+
+    def loss(batch: Batch) -> Tensor:
+        return policy_loss(
+            {"labels": _labels(batch)},
+            {"logps": batch.logp},
+            old_logps=batch.old_logp,
+            ref_logps=batch.ref_logp,
+            advantages=batch.advantages,
+        ).loss
+
+    return subject("twinkle", f"twinkle {kind} beta", loss, stacks=kind == "GRPOLoss")
+
+
+def _twinkle_in_reward(normalize: bool, gae_lambda: float) -> Subject:
+    modules = _twinkle_files()
+    estimate = modules["gae"].GAEAdvantage(normalize=normalize, gae_lambda=gae_lambda)
+    policy_loss = modules["grpo"].PPOLoss()
+
+    def loss(batch: Batch) -> Tensor:
+        import torch
+
+        lists = lambda x: [row[live].tolist() for row, live in zip(x, batch.mask, strict=True)]
+        lengths = batch.mask.sum(-1).tolist()
+        rewards = estimate.build_token_rewards(
+            batch.rewards, lengths, old_logps=lists(batch.old_logp), ref_logps=lists(batch.ref_logp), kl_coef=1.0
+        )
+        table = torch.zeros_like(batch.ref_logp)
+        table[batch.mask] = table.new_tensor([x for row in rewards for x in row])
+        advantages, _ = estimate(table, torch.zeros_like(table), masks=batch.mask)
+        outputs, labels = {"logps": batch.logp}, {"labels": _labels(batch)}
+        return policy_loss(labels, outputs, old_logps=batch.old_logp, advantages=advantages).loss
+
+    name = f"twinkle kl_coef normalize_advantages={normalize} gae_lambda={gae_lambda:g}"
+    better = instead(unwhitened="normalize_advantages=False" if normalize else "")
+    return subject("twinkle", name, loss, instead=better)
+
+
+def _twinkle_distilled(beta: float) -> Subject:
+    gkd = _twinkle_files()["gkd"].GKDLoss(beta=beta)
+
+    def loss(batch: Batch) -> Tensor:
+        return gkd({"labels": _labels(batch)}, {"logits": batch.logits}, teacher_logits=batch.ref_logits).loss
+
+    return subject("twinkle", f"twinkle GKDLoss beta={beta:g}", loss)
+
+
+def _labels(batch: Batch) -> Tensor:
+    return batch.tokens.where(batch.mask, IGNORED)
+
+
+@cache
+def _twinkle_files() -> dict[str, ModuleType]:
+    data_format = ModuleType("twinkle.data_format")
+    vars(data_format).update(LossOutput=SimpleNamespace)  # a TypedDict, whose items the trainer reads
+    names = ("twinkle.loss.grpo", "twinkle.loss.gkd", "twinkle.advantage.gae")
+    return load_all("twinkle-kit", names, replaced=("twinkle",), loaded={"twinkle.data_format": data_format})
+
+
+TWINKLE = Framework(
+    "twinkle",
+    "twinkle-kit",
+    "0.5.1",
+    _twinkle,
+    Default("no KL; with beta alone raised", "twinkle GRPOLoss beta"),
+    caveats=(
+        "The docstring of `GKDLoss` writes β=0 as KL(S‖T) and β=1 as KL(T‖S); its code has KL(T‖S), the forward KL, at "
+        "0 and KL(S‖T), the reverse KL, at 1.",
+    ),
+)
+
+# MLX-LM-LoRA: the loss of its GRPO, and its REINFORCE, whose KL is in the reward. mlx-tune: the loss of its GRPO.
+#
+# The update of MLX-LM-LoRA follows the rollout at once, and the ratio is 1. `_rlhf_reinforce_logp_loss` receives
+# rewards of 0, or the advantages of the audit. Both cast to float32. `grpo_loss` of mlx-tune generates by itself: the
+# completions of the batch stand in the place of those that it would sample, one call for each group, and `reward_fn`
+# returns the advantages of the audit.
+
+
+def _mlx_lm_lora() -> list[Subject]:
+    """GRPO with each reduction, the default first; and REINFORCE, with and without a model of the reference."""
+    return [*map(_mlx_grpo, ("grpo", "bnpo", "dr_grpo")), _reinforce(reference=True), _reinforce(reference=False)]
+
+
+def _mlx_grpo(reduction: str) -> Subject:
+    objective = file_of("mlx-lm-lora", "mlx_lm_lora/trainer/grpo_trainer.py")._grpo_objective
+
+    def loss(x: dict[str, Any]) -> Any:
+        width = x["mask"].shape[1]
+        arguments = (x["logp"], x["ref_logp"], x["mask"], x["rewards"], 1.0, 1e-4, 1e-4, width, "token", reduction)
+        return objective(*arguments)[0]
+
+    name = f"mlx-lm-lora grpo_loss_type={reduction}"
+    # A mean over the tokens of the batch couples its groups.
+    return subject("mlx-lm-lora", name, of_arrays(loss, "mlx"), stacks=reduction != "bnpo")
+
+
+def _reinforce(*, reference: bool) -> Subject:
+    file = file_of("mlx-lm-lora", "mlx_lm_lora/trainer/rlhf_reinforce_trainer.py")
+
+    def loss(x: dict[str, Any]) -> Any:
+        import mlx.core as mx  # pyright: ignore[reportMissingImports]
+
+        ref = x["ref_logp"] if reference else mx.stop_gradient(x["logp"])
+        return file._rlhf_reinforce_logp_loss(x["logp"], ref, x["rewards"], x["mask"], 1.0)[0]
+
+    name = f"mlx-lm-lora rlhf_reinforce{'' if reference else ' without a reference model'}"
+    return subject("mlx-lm-lora", name, of_arrays(loss, "mlx"))
+
+
+def _mlx_tune() -> list[Subject]:
+    """GRPO as it is."""
+
+    def loss(x: dict[str, Any]) -> Any:
+        import mlx.core as mx  # pyright: ignore[reportMissingImports]
+
+        rows = iter(mx.where(x["mask"], x["logp"], 0))
+        losses = file_of("mlx-tune", "mlx_tune/losses.py")
+        vars(losses)["generate_with_log_probs"] = lambda *_, **__: (mx.array([0, 0]), next(rows))
+        rewards = iter(x["rewards"])
+        return losses.grpo_loss(
+            None,
+            SimpleNamespace(decode=str),
+            mx.array([0]),
+            lambda *_: next(rewards),
+            "",
+            num_generations=len(x["logp"]),
+            beta=1.0,
+        )[0]
+
+    return [subject("mlx-tune", "mlx-tune grpo beta", of_arrays(loss, "mlx"))]
+
+
+MLX_LM_LORA = Framework(
+    "mlx-lm-lora",
+    "mlx-lm-lora",
+    "5.10.2",
+    _mlx_lm_lora,
+    Default("GRPO with beta=0.1: k3 as a loss, a mean per completion", "mlx-lm-lora grpo_loss_type=grpo"),
+)
+MLX_TUNE = Framework(
+    "mlx-tune",
+    "mlx-tune",
+    "0.6.0",
+    _mlx_tune,
+    Default("GRPO with beta=0.04, which is not read: no KL", "mlx-tune grpo beta"),
+)

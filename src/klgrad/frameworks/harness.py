@@ -1,10 +1,10 @@
-"""Load single files of a framework without the rest of it, and build the rewards that its code expects."""
+"""What the modules of the frameworks share: single files of a package, and the losses to audit in them."""
 
 from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
 from functools import cache
@@ -137,6 +137,34 @@ def load(
     return module
 
 
+def load_all(distribution: str, names: Iterable[str], **how: Any) -> dict[str, ModuleType]:
+    """Run files of a package as `load` does with `how`; each can import those before it, and those in `loaded`.
+
+    Args:
+        distribution: the installed package.
+        names: the files as modules, in order. A name `a.b` is the file a/b.py, and `a.b:c/d` another one.
+        how: further arguments of `load`.
+
+    Returns:
+        The modules by the last part of their names; of two with the same, the first one.
+    """
+    loaded: dict[str, ModuleType] = how.pop("loaded", {}).copy()
+    modules: dict[str, ModuleType] = {}
+    for entry in names:
+        name, _, path = entry.partition(":")
+        package = {"package": name.rpartition(".")[0], **how}
+        loaded[name] = load(distribution, f"{path or name.replace('.', '/')}.py", loaded=loaded, **package)
+        modules.setdefault(name.rpartition(".")[2], loaded[name])
+    return modules
+
+
+def bare(kind: type, **attributes: Any) -> Any:
+    """An object of a class that has nothing but what the audited code reads of it."""
+    made = object.__new__(kind)
+    vars(made).update(attributes)
+    return made
+
+
 @contextmanager
 def standing_in(
     names: tuple[str, ...], loaded: dict[str, ModuleType] | None = None, replaced: tuple[str, ...] = ()
@@ -183,7 +211,12 @@ def _importable(name: str) -> bool:
     return "." not in name and importlib.util.find_spec(name) is not None
 
 
-# Shared by the modules of the frameworks: a loss to audit; and for a KL in the reward scores, a critic, and the remedy.
+# A loss to audit; and for a KL in the reward scores, a critic, and the remedy.
+
+
+def named(title: str, settings: Mapping[str, object]) -> str:
+    """A title with settings behind it, as in `trl grpo loss_type=dapo`."""
+    return " ".join([title, *(f"{name}={value}" for name, value in settings.items())])
 
 
 def subject(framework: str, name: str, loss: Callable[[Batch], Tensor], **more: Any) -> Subject:

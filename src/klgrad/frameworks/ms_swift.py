@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import RunFileError
 from .formulae import OVER_COMPLETIONS, OVER_TOKENS, SUM, AsLoss, InReward, InScore, part_of
 from .framework import Default, Framework
-from .harness import instead, load, subject
+from .harness import bare, instead, load_all, subject
 from .run_settings import Change, KLPart, Reader, Run, RunDraft, Why
 
 if TYPE_CHECKING:
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from ..audit.batch import Batch
 
 REPLACED = ("swift", "trl", "transformers", "accelerate", "vllm", "packaging")
-ADVANTAGE = "swift.rl_core.advantage"
 
 TOKEN_MEANS = ("bnpo", "dapo")
 """Loss types that average over the tokens of the batch."""
@@ -109,8 +108,8 @@ def _loss(trainer: Any, batch: Batch, advantages: Tensor) -> Tensor:
 
 def _trainer(loss_type: str, *, mode: str | None = None, kl_in_reward: bool = False) -> Any:
     """A trainer with what the loss reads, at the package's defaults."""
-    trainer = object.__new__(_modules()["trainer"].GRPOTrainer)
-    vars(trainer).update(
+    return bare(
+        _modules()["grpo_trainer"].GRPOTrainer,
         beta=1.0,
         loss_type=loss_type,
         kl_in_reward=kl_in_reward,
@@ -129,20 +128,11 @@ def _trainer(loss_type: str, *, mode: str | None = None, kl_in_reward: bool = Fa
         chord_sft_iterator=None,
         **dict.fromkeys(SWITCHED_OFF, False),
     )
-    return trainer
 
 
 @cache
 def _modules() -> dict[str, ModuleType]:
-    advantage = load("ms-swift", "swift/rl_core/advantage.py", replaced=REPLACED)
-    trainer = load(
-        "ms-swift",
-        "swift/rlhf_trainers/grpo_trainer.py",
-        replaced=REPLACED,
-        package="swift.rlhf_trainers",
-        loaded={ADVANTAGE: advantage},
-    )
-    return {"advantage": advantage, "trainer": trainer}
+    return load_all("ms-swift", ("swift.rl_core.advantage", "swift.rlhf_trainers.grpo_trainer"), replaced=REPLACED)
 
 
 # The flags of `swift rlhf --rlhf_type grpo` and `megatron rlhf`.
@@ -206,30 +196,27 @@ def _read_reward(draft: RunDraft) -> KLPart:
     """The KL in the reward, which is advised where it is in the loss, too."""
     kind, estimator = draft["loss_type"], draft["advantage_estimator"]
     scaled = draft["scale_rewards"] or SCALED_BY[estimator]
-    if estimator != "rloo":
-        draft.change("advantage_estimator", "rloo", "it has no division by a standard deviation")
+    draft.change("advantage_estimator", "rloo", "it has no division by a standard deviation")
     if scaled != SCALED_BY["rloo"]:
         why = Why.BATCH_STD if scaled == "batch" else Why.GROUP_STD
         draft.changes.append(Change("scale_rewards", "none", scaled, why))
-    if kind != "dr_grpo":
-        optional = REDUCTIONS[kind] == OVER_TOKENS
-        draft.change("loss_type", "dr_grpo", Why.MEAN_OVER_TOKENS if optional else Why.LENGTH, optional=optional)
+    optional = REDUCTIONS[kind] == OVER_TOKENS
+    draft.change("loss_type", "dr_grpo", Why.MEAN_OVER_TOKENS if optional else Why.LENGTH, optional=optional)
     name = f"kl_in_reward advantage_estimator={estimator} loss_type={kind}"
     caveat = "" if scaled == "none" else f"Its division by the standard deviation of the {scaled} is left out."
     return part_of("ms-swift", name, InScore(), REDUCTIONS[kind], draft["beta"], caveat)
 
 
-def _stale(draft: RunDraft) -> tuple[str, ...]:
+def _stale(draft: RunDraft) -> dict[str, bool]:
     steps, accumulated = draft["steps_per_generation"], draft["gradient_accumulation_steps"]
-    reasons = {
-        f"num_iterations={draft['num_iterations']}: each batch is used for several updates": draft["num_iterations"]
-        > 1,
+    iterations = draft["num_iterations"]
+    return {
+        f"num_iterations={iterations}: each batch is used for several updates": iterations > 1,
         f"steps_per_generation={steps} above gradient_accumulation_steps={accumulated}: several updates": (
             steps > accumulated
         ),
         "use_vllm=true: vLLM's log-probs differ from those of the trainer": draft["use_vllm"],
     }
-    return tuple(reason for reason, holds in reasons.items() if holds)
 
 
 FRAMEWORK = Framework(

@@ -11,12 +11,11 @@ from .formulae import (
     OVER_TOKENS,
     InReward,
     estimate,
-    framework_of,
     kl_subject,
     number_or_none,
     part_of,
 )
-from .framework import Default, Source
+from .framework import Default, Framework
 from .run_settings import KLPart, Reader, Run, RunDraft, Why
 
 if TYPE_CHECKING:
@@ -108,11 +107,9 @@ NOWHERE = "use_kl_in_reward takes the KL out of the loss, and the advantages of 
 
 def read_config(given: dict[str, Any], _: str | None = None) -> Run:
     """Read the recipe, with NeMo-RL's defaults for what is missing."""
-    if found := [name for name in given if name in DISTILLATION or name.startswith(OTHER)]:
-        received = f"{found[0]}, of distillation or of DPO"
-        raise RunFileError(
-            "a recipe of GRPO or PPO", received, "their losses are not read; use klgrad audit FILE:FUNCTION"
-        )
+    if others := [name for name in given if name in DISTILLATION or name.startswith(OTHER)]:
+        remedy = "their losses are not read; use klgrad audit FILE:FUNCTION"
+        raise RunFileError("a recipe of GRPO or PPO", f"{others[0]}, of distillation or of DPO", remedy)
     clamps = {name: number_or_none(given, name, KNOWN[name]) for name in CLAMPS}
     draft = RunDraft("nemo-rl", {x: value for x, value in given.items() if x not in CLAMPS}, KNOWN, LOSS)
     draft.settings |= clamps
@@ -151,9 +148,8 @@ def _read_loss(draft: RunDraft, kind: str) -> KLPart:
         draft.change(CLAMPS[1], None, why)
     if log_clamp is not None:
         draft.change(CLAMPS[0], None, f"beyond a log-ratio of ±{log_clamp:g} there is no gradient", optional=True)
-    if not to_sampler:
-        why = "the ratio to the sampler corrects the KL for its samples"
-        draft.change("use_on_policy_kl_approximation", True, why, optional=True)
+    why = "the ratio to the sampler corrects the KL for its samples"
+    draft.change("use_on_policy_kl_approximation", True, why, optional=True)
     name = f"reference_policy_kl_type={kind} token_level_loss={draft['token_level_loss']}"
     name += " use_on_policy_kl_approximation=True" * to_sampler
     name += "" if clamp == 10 else f" kl_output_clamp_value={'null' if clamp is None else f'{clamp:g}'}"
@@ -167,7 +163,7 @@ def _read_reward(draft: RunDraft, kind: str, estimator: str) -> KLPart:
     if whitened:
         draft.change("use_kl_in_reward", False, f"{Why.BATCH_STD}; in the loss nothing does")
         _read_loss(draft, kind)
-    elif kind != "k1":
+    else:
         draft.change("reference_policy_kl_type", "k1", Why.ONLY_K1)
     form = InReward(kind, discount=0.0 if whitened else 1.0, clamp=10.0, whitened=whitened)
     caveat = "" if whitened else "Audited with a critic that is 0, λ = 1 and advantages that are not normalised."
@@ -175,33 +171,28 @@ def _read_reward(draft: RunDraft, kind: str, estimator: str) -> KLPart:
     return _part(draft, f"{name} token_level_loss={draft['token_level_loss']}", form, caveat)
 
 
-def _stale(draft: RunDraft) -> tuple[str, ...]:
+def _stale(draft: RunDraft) -> dict[str, bool]:
     section = PPO if draft[f"{PPO}num_prompts_per_step"] else GRPO
     rows = draft[f"{section}num_prompts_per_step"] * draft[f"{section}num_generations_per_prompt"]
     update = draft["policy.train_global_batch_size"]
-    found = []
-    if rows > update:
-        found.append(f"{rows} completions of a step above train_global_batch_size={update}: several updates use them")
-    if draft[f"{GRPO}async_grpo.enabled"]:
-        found.append("async_grpo.enabled=true: completions of earlier policies are trained on")
-    return (*found, ENGINE)
+    above = f"{rows} completions of a step above train_global_batch_size={update}: several updates use them"
+    earlier = "async_grpo.enabled=true: completions of earlier policies are trained on"
+    return {above: rows > update, earlier: draft[f"{GRPO}async_grpo.enabled"], ENGINE: True}
 
 
-FRAMEWORK = framework_of(
+FRAMEWORK = Framework(
     "nemo-rl",
+    "NVIDIA-NeMo/RL",
+    "0.7.0",
     losses,
-    Source(
-        "NVIDIA-NeMo/RL",
-        "0.7.0",
-        (
-            "nemo_rl/algorithms/utils.py",
-            "nemo_rl/algorithms/loss/loss_functions.py",
-            "nemo_rl/algorithms/advantage_estimator.py",
-        ),
-    ),
     Default(
         "k3 as a loss, reference_policy_kl_penalty=0.01",
         "nemo-rl reference_policy_kl_type=k3 token_level_loss=True",
+    ),
+    files=(
+        "nemo_rl/algorithms/utils.py",
+        "nemo_rl/algorithms/loss/loss_functions.py",
+        "nemo_rl/algorithms/advantage_estimator.py",
     ),
     reader=Reader(
         "NeMo-RL",

@@ -18,9 +18,8 @@ from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from ..targets import Descends
-from .framework import Default, Framework
-from .harness import instead, load, subject, untrained
-from .recommendation import Home, SettingLines, in_place
+from .framework import Default, Framework, Home, SettingLines, in_place
+from .harness import bare, instead, load_all, named, subject, untrained
 from .run_settings import ADAPTS, KLPart, Reader, Run, RunDraft, Why, one_of
 
 if TYPE_CHECKING:
@@ -31,8 +30,8 @@ if TYPE_CHECKING:
     from ..targets import Verdict
     from .harness import Critic
 
-MODELS, PPO_UTILS = "openrlhf.models", "openrlhf.trainer.ppo_utils"
-STAND_INS = ("deepspeed", "ray", MODELS, "openrlhf.trainer", "openrlhf.utils")
+STAND_INS = ("deepspeed", "ray", "openrlhf.models", "openrlhf.trainer", "openrlhf.utils")
+FILES = ("models.utils", "models.loss", "trainer.ppo_utils.experience", "trainer.ppo_utils.experience_maker")
 
 ADVANTAGES = ("gae critic=0", "gae critic=0 no_std_norm", "group_norm", "rloo")
 
@@ -94,20 +93,18 @@ def _maker(advantage: str, lambd: float, group_size: int) -> Any:
         rollout=SimpleNamespace(n_samples_per_prompt=group_size),
         reward=SimpleNamespace(clip_range=None),
     )
-    maker = object.__new__(modules()["experience_maker"].RemoteExperienceMaker)
-    maker.strategy, maker.advantage_estimator = SimpleNamespace(args=args), estimator
-    maker.kl_ctl = SimpleNamespace(value=1.0)
-    return maker
+    return bare(
+        modules()["experience_maker"].RemoteExperienceMaker,
+        strategy=SimpleNamespace(args=args),
+        advantage_estimator=estimator,
+        kl_ctl=SimpleNamespace(value=1.0),
+    )
 
 
 @cache
 def modules() -> dict[str, ModuleType]:
-    """The loaded files by name; each can import those before it."""
-    loaded: dict[str, ModuleType] = {}
-    for name in (f"{MODELS}.utils", f"{MODELS}.loss", f"{PPO_UTILS}.experience", f"{PPO_UTILS}.experience_maker"):
-        path, package = name.replace(".", "/") + ".py", name.rpartition(".")[0]
-        loaded[name] = load("openrlhf", path, stand_ins=STAND_INS, package=package, loaded=loaded)
-    return {name.rpartition(".")[2]: module for name, module in loaded.items()}
+    """The loaded files by name."""
+    return load_all("openrlhf", (f"openrlhf.{name}" for name in FILES), stand_ins=STAND_INS)
 
 
 # OpenRLHF: its own `PolicyLoss`, and its corrections for a sampler that is another program (`is_correction_*`).
@@ -143,8 +140,7 @@ def policy_loss(**settings: Any) -> Subject:
             rollout_log_probs=batch.behavior_logp,
         )[0]
 
-    name = " ".join(["openrlhf", *(f"{name}={value}" for name, value in settings.items())])
-    return subject("openrlhf", name if settings else "openrlhf policy_loss_type=ppo", loss)
+    return subject("openrlhf", named("openrlhf", settings or {"policy_loss_type": "ppo"}), loss)
 
 
 # OpenRLHF: the flags of `openrlhf.cli.train_ppo_ray`.
@@ -214,8 +210,7 @@ def read_config(given: dict[str, Any], _: str | None = None) -> Run:
 def _read_reward(draft: RunDraft, estimator: str) -> KLPart:
     kind = draft["algo.advantage.estimator"]
     mean_only = kind in WHITENED and draft["no_std_norm"]  # the others ignore the flag
-    if estimator != "k1":
-        draft.change("algo.kl.estimator", "k1", Why.ONLY_K1)
+    draft.change("algo.kl.estimator", "k1", Why.ONLY_K1)
     if kind in WHITENED:
         draft.change("algo.advantage.estimator", "rloo", BATCH_MEAN if mean_only else WHITENING, optional=mean_only)
     advantage = ("gae critic=0" if kind == "gae" else kind) + " no_std_norm" * mean_only
@@ -224,15 +219,15 @@ def _read_reward(draft: RunDraft, estimator: str) -> KLPart:
     return KLPart("reward", loss, draft["init_coef"], caveat=caveat)
 
 
-def _stale(draft: RunDraft) -> tuple[str, ...]:
+def _stale(draft: RunDraft) -> dict[str, bool]:
     rows = draft["rollout.batch_size"] * draft["rollout.n_samples_per_prompt"]
     update, epochs = draft["train.batch_size"], draft["train.max_epochs"]
-    found = []
-    if rows > update:
-        found.append(f"{rows} completions of a rollout above train.batch_size={update}: several updates use a rollout")
-    if epochs > 1:
-        found.append(f"train.max_epochs={epochs}: a batch is used for several updates")
-    return (*found, ENGINE)
+    return {
+        f"{rows} completions of a rollout above train.batch_size={update}: several updates use a rollout": rows
+        > update,
+        f"train.max_epochs={epochs}: a batch is used for several updates": epochs > 1,
+        ENGINE: True,
+    }
 
 
 TENSORS = {

@@ -232,16 +232,16 @@ class _PythonScript:
 
     def _argument_default(self, name: str) -> Any:
         flags = f"--{name}", f"--{name.replace('_', '-')}"
-        found = [
+        arguments = [
             {word.arg: word.value for word in node.keywords}
             for node in self.nodes
             if isinstance(node, ast.Call)
             and _called(node) == "add_argument"
             and any(isinstance(x, ast.Constant) and x.value in flags for x in node.args)
         ]
-        if len(found) != 1:
+        if len(arguments) != 1:
             raise ValueError("no argument, or several")
-        (words,) = found
+        (words,) = arguments
         switches = {"store_true": False, "store_false": True}
         action = getattr(words.get("action"), "value", None)
         default = ast.literal_eval(words["default"]) if "default" in words else switches.get(action)  # type: ignore[arg-type]
@@ -273,8 +273,8 @@ def _trainer_call(calls: list[ast.Call], path: Path) -> ast.Call | None:
     if any(_called(call) == "KLConfig" for call in calls):
         remedy = "write its settings as YAML, and use klgrad train --config FILE --dry-run"
         raise RunFileError("TRL's own settings", f"{path} with a KLConfig", remedy)
-    found = [call for call in calls if _called(call) in TRAINERS]
-    if len(found) > 1:
-        lines = " and ".join(f"{_called(call)} in line {call.lineno}" for call in found)
+    made = [call for call in calls if _called(call) in TRAINERS]
+    if len(made) > 1:
+        lines = " and ".join(f"{_called(call)} in line {call.lineno}" for call in made)
         raise RunFileError(f"one call of {' or '.join(TRAINERS)}", f"{path} with {lines}", "give one of them as YAML")
-    return found[0] if found else None
+    return made[0] if made else None

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 from .framework import Default, Framework
-from .harness import instead, load, subject
+from .harness import bare, instead, load_all, subject
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -86,12 +86,9 @@ def _fsdp_loss(batch: Batch, advantages: Tensor, kind: str, reduction: str) -> T
         losses.append(loss)
         raise _Stop
 
-    worker = object.__new__(_modules()["fsdp_actor_worker"].FSDPActor)
-    vars(worker).update(
-        _settings(kind, reduction, 1.0, batch),
-        calculate_entropy=False,
-        kl_beta=1.0,
-        kl_penalty_type=kind,
+    worker = bare(
+        _modules()["fsdp_actor_worker"].FSDPActor,
+        **_settings(kind, reduction, 1.0, batch),
         micro_batch_size=len(batch.mask),
         enable_dynamic_batch_size=False,
         max_tokens_per_mbs=None,
@@ -112,14 +109,11 @@ def _fsdp_loss(batch: Batch, advantages: Tensor, kind: str, reduction: str) -> T
 def _megatron_loss(batch: Batch, advantages: Tensor, kind: str, reduction: str, *, kl_beta: float = 1.0) -> Tensor:
     import torch
 
-    worker = object.__new__(_modules()["megatron_actor_worker"].MegatronActor)
     # The log-prob of a token is one position before it, and the last one is of none.
     logp = torch.nn.functional.pad(batch.logp.float(), (0, 1))
-    vars(worker).update(
-        _settings(kind, reduction, kl_beta, batch),
-        calculate_entropy=False,
-        kl_beta=kl_beta,
-        kl_penalty_type=kind,
+    worker = bare(
+        _modules()["megatron_actor_worker"].MegatronActor,
+        **_settings(kind, reduction, kl_beta, batch),
         clip_ratio_low=0.2,
         clip_ratio_high=0.2,
         clip_ratio_c=3.0,
@@ -153,6 +147,9 @@ def _settings(kind: str, reduction: str, kl_beta: float, batch: Batch) -> dict[s
         "task_type": "reasoning",
         "response_len": batch.mask.shape[1],
         "loss_agg_func": _modules()["utils"].get_loss_agg_func(reduction),
+        "calculate_entropy": False,
+        "kl_beta": kl_beta,
+        "kl_penalty_type": kind,
     }
 
 
@@ -180,15 +177,10 @@ class _Config(SimpleNamespace):
 
 @cache
 def _modules() -> dict[str, ModuleType]:
-    """The loaded files by name; each can import those before it."""
-    loaded: dict[str, ModuleType] = {}
-    for name in FILES:
-        path = f"rlinf.{name}".replace(".", "/") + ".py"
-        loaded[f"rlinf.{name}"] = load("rlinf", path, stand_ins=STAND_INS, replaced=("rlinf",), loaded=loaded)
-    found = {name.rpartition(".")[2]: module for name, module in loaded.items() if name != "rlinf.algorithms.utils"}
+    modules = load_all("rlinf", (f"rlinf.{name}" for name in FILES), stand_ins=STAND_INS, replaced=("rlinf",))
     on_cpu = SimpleNamespace(torch_device_type="cpu", torch_platform=SimpleNamespace(current_device=lambda: "cpu"))
-    vars(found["fsdp_actor_worker"]).update(Worker=on_cpu)
-    return found
+    vars(modules["fsdp_actor_worker"]).update(Worker=on_cpu)
+    return modules
 
 
 FRAMEWORK = Framework(

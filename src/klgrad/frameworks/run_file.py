@@ -40,8 +40,8 @@ def read_settings(path: Path) -> list[Reading]:
         return [Reading(dict(_flat(loaded(text, path))))]
     if path.suffix.lower() == ".py":
         return [read_python(text, path)]
-    found = [settings_of(words) for words in commands_of(text, path)]
-    return [read for read in found if read is not None]
+    reads = [settings_of(words) for words in commands_of(text, path)]
+    return [read for read in reads if read is not None]
 
 
 def read_data(path: Path) -> dict[str, Any]:
@@ -63,24 +63,24 @@ def loaded(text: str, path: Path) -> dict[Any, Any]:
 
     try:
         if path.suffix.lower() == ".json":
-            found = json.loads(text)
+            data = json.loads(text)
         elif path.suffix.lower() == ".toml":
-            found = tomllib.loads(text)
+            data = tomllib.loads(text)
         else:
             node = yaml.compose(text, Loader=yaml.SafeLoader)
             if node is not None and _size(node, {}) > MOST:
                 remedy = "write the values without aliases"
                 raise RunFileError(f"at most {MOST} values", f"{path} with aliases of more", remedy)
-            found = yaml.safe_load(text) or {}
+            data = yaml.safe_load(text) or {}
     except yaml.YAMLError as error:
         raise RunFileError(f"{path} as YAML", " ".join(str(error).split()), "correct the file") from error
     except ValueError as error:
         if isinstance(error, RunFileError):
             raise
         raise RunFileError(f"{path} as {path.suffix[1:].upper()}", str(error), "correct the file") from error
-    if not isinstance(found, dict):
-        raise RunFileError("names and values", f"{path} with {type(found).__name__}", "write `name: value` lines")
-    return found
+    if not isinstance(data, dict):
+        raise RunFileError("names and values", f"{path} with {type(data).__name__}", "write `name: value` lines")
+    return data
 
 
 def _size(node: Any, known: dict[int, float]) -> float:
@@ -116,9 +116,9 @@ def mistyped(given: Iterable[str], known: Iterable[str]) -> list[str]:
     unknown = [name for name in given if name not in names]
     near = {name: [other for other in names if _close(name, other)] for name in unknown}
     return [
-        f"`{name}` is not read; did you mean {' or '.join(f'`{x}`' for x in found)}?"
-        for name, found in near.items()
-        if found
+        f"`{name}` is not read; did you mean {' or '.join(f'`{x}`' for x in meant)}?"
+        for name, meant in near.items()
+        if meant
     ]
 
 
@@ -255,42 +255,37 @@ def _run(read: Reading, framework: str, trainer: str | None, settings: dict[str,
         if name not in reader.known and not name.startswith(reader.sections):
             raise UnknownNameError("setting", name, reader.known)
     _refuse_unread(read, framework, named, given)
-    found = reader.read({**named, **given}, trainer or read.trainer or _trainer(read.program))
+    of_program = re.search(r"(grpo|rloo)[^./]*(\.py)?$", read.program)  # TRL's trainer, by the command or the script
+    run = reader.read({**named, **given}, trainer or read.trainer or (of_program[1] if of_program else None))
     is_told = read.trainer or reader.programs.fullmatch(read.program)
     is_told = is_told or any(name.startswith(reader.beginnings) for name in named if reader.beginnings)
-    if not found.given and not is_told:
+    if not run.given and not is_told:
         return None
     if any(name in reader.old for name in read.settings):
-        found = replace(found, changes=_with_old_names(found.changes, reader))
-    near = mistyped((*named, *read.not_literal), found.settings)
-    literal = [note for note in read.notes if not note.startswith("`") or note.split("`")[1] in found.settings]
-    outside = _from_outside(read, reader, named, found, given)
+        run = replace(run, changes=_with_old_names(run.changes, reader))
+    near = mistyped((*named, *read.not_literal), run.settings)
+    literal = [note for note in read.notes if not note.startswith("`") or note.split("`")[1] in run.settings]
+    outside = _from_outside(read, reader, named, run, given)
     return replace(
-        found,
-        notes=(*found.notes, *notes, *set_notes, *literal, *outside, *near),
-        overrides=tuple(name for name in found.given if name in given),
+        run,
+        notes=(*run.notes, *notes, *set_notes, *literal, *outside, *near),
+        overrides=tuple(name for name in run.given if name in given),
     )
-
-
-def _trainer(program: str) -> str | None:
-    """TRL's trainer, by the command or the script."""
-    found = re.search(r"(grpo|rloo)[^./]*(\.py)?$", program)
-    return found[1] if found else None
 
 
 def _named(settings: dict[str, Any], framework: str) -> tuple[dict[str, Any], list[str]]:
     """The settings by the names that they have today, with `no_x` as x = False."""
-    reader, found, notes = READERS[framework], {}, []
+    reader, named, notes = READERS[framework], {}, []
     for name, value in settings.items():
         positive = name.removeprefix("no_")
         if name in reader.old:
-            found[reader.old[name]] = value
+            named[reader.old[name]] = value
             notes = [reader.old_note]
         elif name not in reader.known and positive != name and isinstance(reader.known.get(positive), bool):
-            found[positive] = False
+            named[positive] = False
         else:
-            found[name] = value
-    return found, notes
+            named[name] = value
+    return named, notes
 
 
 def _in_full(settings: dict[str, Any], reader: Reader) -> dict[str, Any]:
@@ -378,13 +373,13 @@ def _with_files(read: Reading, path: Path) -> Reading:
         file = f"{folder}/{own}.yaml" if folder else f"{own}.yaml"
     else:
         file = str(name)
-    found = _beside(file, path)
-    if found is None:
+    base_file = _beside(file, path)
+    if base_file is None:
         remedy = "give that file by --config, and what the script changes by --set NAME=VALUE"
         raise RunFileError("the settings of the run", f"{file}: what is in {file} is not read", remedy)
-    base = {**(_defaults(found) if is_hydra else {}), **read_data(found)}
+    base = {**(_defaults(base_file) if is_hydra else {}), **read_data(base_file)}
     own_settings = {n: x for n, x in read.settings.items() if n not in CONFIGURATION_FILES}
-    note = f"With the settings of {found}."
+    note = f"With the settings of {base_file}."
     return replace(read, settings={**base, **own_settings}, notes=(*read.notes, note))
 
 
@@ -400,9 +395,9 @@ def _defaults(path: Path) -> dict[str, Any]:
     """The settings of the configurations in the list `defaults` of a file of Hydra."""
     listed = loaded(path.read_text(encoding="utf-8"), path).get("defaults")
     listed = [listed] if isinstance(listed, str) else listed  # as NeMo-RL has it
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     if not isinstance(listed, list):
-        return found
+        return settings
     if "_self_" in listed[:-1]:
         remedy = "write _self_ last, or leave it out"
         raise RunFileError("settings that its defaults do not replace", f"{path} with _self_ before others", remedy)
@@ -414,8 +409,8 @@ def _defaults(path: Path) -> dict[str, Any]:
             written = entry if isinstance(entry, str) else "a group of configurations"
             remedy = "write its settings into the file; Hydra prints all values with --cfg job --resolve"
             raise RunFileError("the settings of the run", f"{path} with {written} among its defaults", remedy)
-        found |= {**_defaults(file), **read_data(file)}
-    return found
+        settings |= {**_defaults(file), **read_data(file)}
+    return settings
 
 
 def names_like_a_kl(names: Iterable[str], framework: str) -> list[str]:
@@ -424,11 +419,6 @@ def names_like_a_kl(names: Iterable[str], framework: str) -> list[str]:
     known = (*reader.known, *reader.harmless)
     read = (*reader.sections, *(name for name in reader.harmless if name.endswith(".")))
     return [name for name in names if LIKE_A_KL.search(name) and name not in known and not name.startswith(read)]
-
-
-def version_of(framework: str) -> str:
-    """The release whose defaults are taken."""
-    return FRAMEWORKS[framework].tested
 
 
 # What each KL of a run descends: by the audit of the installed framework, or as it was recorded.
@@ -462,10 +452,9 @@ class PartAudit:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON."""
-        found = {name: value for name, value in vars(self).items() if name not in ("part", "parts")}
-        found["parts"] = dict(self.parts)
         part = {"place": self.part.place, "loss": self.part.loss, "beta": self.part.coefficient}
-        return {**part, "caveat": self.part.caveat, **found}
+        audit = {name: value for name, value in vars(self).items() if name not in ("part", "parts")}
+        return {**part, "caveat": self.part.caveat, **audit, "parts": dict(self.parts)}
 
 
 def find(run: Run) -> list[PartAudit]:
@@ -505,12 +494,11 @@ def _audited(run: Run, part: KLPart) -> PartAudit | None:
     if is_own_code and framework is not None:
         source = f"audited here with {framework.name} {framework.installed}"
     else:
-        source = f"audited here: its formula, transcribed from {reader.title} {version_of(run.framework)}"
+        source = f"audited here: its formula, transcribed from {reader.title} {FRAMEWORKS[run.framework].tested}"
     words = in_words(r), in_words(r, on_policy=False)
-    found = PartAudit(
-        part, r.verdict, r.verdict_off_policy, r.holds, *words, source, str(r.advice), "; ".join(notes(r))
-    )
-    return replace(found, parts=tuple(report(r.anatomy)) if r.anatomy else ())
+    parts = tuple(report(r.anatomy)) if r.anatomy else ()
+    verdicts = (r.verdict, r.verdict_off_policy, r.holds)
+    return PartAudit(part, *verdicts, *words, source, str(r.advice), "; ".join(notes(r)), parts)
 
 
 def _owner(part: KLPart) -> str:

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -180,12 +180,6 @@ OTHER_PROGRAMS = r"(?!.*(sft|generat|serve|tinker|eval|merge))"
 """Programs of the same packages that train by no reward."""
 
 
-def with_defaults(given: dict[str, Any], defaults: dict[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The settings that matter, as values of their defaults' types, and the names of those that were given."""
-    named = tuple(name for name in defaults if name in given)
-    return defaults | {name: as_type(name, given[name], defaults[name]) for name in named}, named
-
-
 class RunDraft:
     """What a reader finds in the settings of a run, of which it makes a `Run`.
 
@@ -198,7 +192,8 @@ class RunDraft:
 
     def __init__(self, framework: str, given: dict[str, Any], known: dict[str, Any], *sections: str) -> None:
         self.framework, self.given, self.sections = framework, given, ("", *sections)
-        self.settings, self.named = with_defaults(given, known)
+        self.named = tuple(name for name in known if name in given)
+        self.settings = known | {name: as_type(name, given[name], known[name]) for name in self.named}
         self.parts: list[KLPart] = []
         self.changes: list[Change] = []
         self.notes: list[str] = []
@@ -216,19 +211,29 @@ class RunDraft:
         return one_of(self.name_of(name), self[name], tuple(known))
 
     def change(self, name: str, value: Any, why: str, *, optional: bool = False) -> None:
-        """Advise another value."""
-        self.changes.append(Change(self.name_of(name), value, self[name], why, optional))
+        """Advise a value where the setting has another one."""
+        if self[name] != value:
+            self.changes.append(Change(self.name_of(name), value, self[name], why, optional))
 
     def switch_on(self, name: str, value: Any, why: str) -> None:
         """Advise a value where the setting has none, is off, or is 0."""
         if not self[name]:
             self.change(name, value, why)
 
-    def run(self, trainer: str, stale: Iterable[str], target: Verdict | None) -> Run:
-        """The run; its KLs are those with a coefficient."""
-        parts = tuple(part for part in self.parts if part.coefficient)
-        found = (tuple(stale), target, tuple(self.changes), tuple(self.notes))
-        return Run(self.framework, trainer, self.settings, self.named, parts, *found, unread=self.unread)
+    def run(self, trainer: str, stale: Mapping[str, object], target: Verdict | None) -> Run:
+        """The run; its KLs are those with a coefficient, and `stale` says of each reason whether it holds."""
+        return Run(
+            self.framework,
+            trainer,
+            self.settings,
+            self.named,
+            tuple(part for part in self.parts if part.coefficient),
+            tuple(reason for reason, holds in stale.items() if holds),
+            target,
+            tuple(self.changes),
+            tuple(self.notes),
+            unread=self.unread,
+        )
 
 
 def as_type(name: str, value: Any, default: Any) -> Any:

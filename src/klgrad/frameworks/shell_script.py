@@ -315,14 +315,15 @@ class _ShellScript:
         self.variables, self.depth = variables, depth
         self.branches: list[_Branch] = [_Branch("function", {}, {})] * in_function
         self.functions: dict[str, set[str]] = {}
-        self.several: set[str] = set()
+        self.several: set[str] = set()  # the variables that are assigned more than once
 
     def run(self, text: str) -> Iterator[list[Word]]:
         """The commands of a text."""
         current: list[_RawWord] = []
         before = ""  # the operator before this command
         tokens = [*_Lexer(text).tokens(), "\n"]
-        self.several = _several(tokens)
+        assigned = [token.assignment[1] for token in tokens if isinstance(token, _RawWord) and token.assignment]
+        self.several = {name for name in assigned if assigned.count(name) > 1}
         for i, token in enumerate(tokens):
             if isinstance(token, _RawWord):
                 current.append(token)
@@ -556,12 +557,6 @@ def _split(values: list[Word], quoted: bool) -> list[Word]:
     ]
 
 
-def _several(tokens: list[_RawWord | str]) -> set[str]:
-    """The variables that are assigned more than once."""
-    assigned = [token.assignment[1] for token in tokens if isinstance(token, _RawWord) and token.assignment]
-    return {name for name in assigned if assigned.count(name) > 1}
-
-
 # The settings of a command that starts a program of Python.
 
 OVERRIDE = re.compile(r"(?:\+{0,2}|~)([A-Za-z_][\w.]*)(?:=(.*))?", re.DOTALL)
@@ -594,10 +589,10 @@ OTHER_COMMANDS = (
 
 def settings_of(words: list[Word]) -> Reading | None:
     """The settings of a command that starts a program of Python."""
-    found = None if words[0] in OTHER_COMMANDS else _program(words)
-    if found is None:
+    started = None if words[0] in OTHER_COMMANDS else _program(words)
+    if started is None:
         return None
-    program, words = found
+    program, words = started
     is_own = lambda word: OWN_ARGUMENTS.fullmatch(word) and not word.environment
     arguments = [word for word in words if not is_own(word)]
     settings: dict[str, Any] = {}
@@ -621,7 +616,8 @@ def settings_of(words: list[Word]) -> Reading | None:
             name, value, used = override[1], override[2], word.environment
             if value is None and not word.startswith("~"):
                 continue  # a value of the flag before it
-            value = value and _unquoted(value)
+            if value and len(value) > 1 and value[0] == value[-1] and value[0] in "'\"":
+                value = value[1:-1]
         elif LATER_VALUE.fullmatch(word):
             continue
         elif word.startswith("$") or ("$" in word.partition("=")[0] and "=" in word):
@@ -639,12 +635,7 @@ def settings_of(words: list[Word]) -> Reading | None:
         settings[name] = value
         environment[name] = used
     notes = ("The script's own arguments are not read.",) * (len(arguments) < len(words))
-    found = {"unset": tuple(unset), "unread": tuple(unread), "notes": notes}
-    return Reading(settings, None, not_literal, program, environment, **found)
-
-
-def _unquoted(value: str) -> str:
-    return value[1:-1] if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"" else value
+    return Reading(settings, None, not_literal, program, environment, tuple(unset), tuple(unread), notes)
 
 
 def _program(words: list[Word]) -> tuple[str, list[Word]] | None:

@@ -20,9 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import RunFileError
 from ..targets import Descends
-from .framework import Default, Framework
-from .harness import instead, load, scores, standing_in, subject, untrained
-from .recommendation import Home, SettingLines, in_place
+from .framework import Default, Framework, Home, SettingLines, in_place
+from .harness import bare, instead, load_all, named, scores, standing_in, subject, untrained
 from .run_settings import ADAPTS, OTHER_PROGRAMS, KLPart, Reader, Run, RunDraft, Why
 
 if TYPE_CHECKING:
@@ -37,6 +36,12 @@ STAND_INS = (
     *("skyrl.backends", "skyrl.env_vars", "skyrl.train"),
 )
 TRAIN = "skyrl.backends.skyrl_train"
+FILES = (
+    "skyrl.train.config:skyrl/train/config/config",
+    *(f"{TRAIN}.utils.{name}" for name in ("torch_utils", "off_policy_correction_utils", "ppo_utils")),
+    f"{TRAIN}.training_batch",
+    "skyrl.train.trainer",
+)
 
 ADVANTAGES = ("grpo", "grpo without std", "rloo", "maxrl", "reinforce++", "gae critic=0")
 WHITENED = ("gae", "reinforce++")
@@ -62,7 +67,7 @@ def subjects() -> list[Subject]:
 
 
 def _in_loss(estimator: str) -> Subject:
-    kl, mean = modules()["utils.ppo_utils"].compute_approx_kl, modules()["utils.torch_utils"].masked_mean
+    kl, mean = modules()["ppo_utils"].compute_approx_kl, modules()["torch_utils"].masked_mean
 
     def loss(batch: Batch) -> Tensor:
         mask = batch.mask.to(batch.logp.dtype)
@@ -78,7 +83,7 @@ def in_reward(
 ) -> Subject:
     """The KL in the reward, by the methods of the trainer; `more` is `TOKEN_MEAN` or one of `CORRECTIONS`."""
     trainer = _trainer(estimator, advantage, lambd, more)
-    policy_loss = modules()["utils.ppo_utils"].ppo_policy_loss
+    policy_loss = modules()["ppo_utils"].ppo_policy_loss
 
     def loss(batch: Batch) -> Tensor:
         old_logp = batch.logp.detach() if more in CORRECTIONS else batch.old_logp
@@ -107,14 +112,8 @@ def in_reward(
 
 @cache
 def modules() -> dict[str, ModuleType]:
-    """The trainer, its configuration, and the files under `TRAIN` by name; each can import those before it."""
-    config = load("skyrl", "skyrl/train/config/config.py", stand_ins=STAND_INS)
-    loaded = {"skyrl.train.config": config}
-    found = {"config": config}
-    for name in ("utils.torch_utils", "utils.off_policy_correction_utils", "utils.ppo_utils", "training_batch"):
-        path = f"{TRAIN}.{name}".replace(".", "/") + ".py"
-        found[name] = loaded[f"{TRAIN}.{name}"] = load("skyrl", path, stand_ins=STAND_INS, loaded=loaded)
-    return found | {"trainer": load("skyrl", "skyrl/train/trainer.py", stand_ins=STAND_INS, loaded=loaded)}
+    """The loaded files by name."""
+    return load_all("skyrl", FILES, stand_ins=STAND_INS)
 
 
 def _trainer(estimator: str, advantage: str, lambd: float, more: str) -> Any:
@@ -132,14 +131,13 @@ def _trainer(estimator: str, advantage: str, lambd: float, more: str) -> Any:
         max_seq_len=1,  # divides the sum of scores and KL
         off_policy_correction=config.OffPolicyCorrectionConfig(**CORRECTIONS.get(more, {})),
     )
-    trainer = object.__new__(modules()["trainer"].RayPPOTrainer)
-    trainer.cfg = SimpleNamespace(
+    settings = SimpleNamespace(
         trainer=SimpleNamespace(algorithm=algorithm, micro_train_batch_size_per_gpu=1),
         generator=SimpleNamespace(step_wise_trajectories=False),
     )
-    trainer.reward_kl_controller = modules()["utils.ppo_utils"].get_kl_controller(algorithm)
-    trainer.all_metrics = {}
-    return trainer
+    controller = modules()["ppo_utils"].get_kl_controller(algorithm)
+    trainer = modules()["trainer"].RayPPOTrainer
+    return bare(trainer, cfg=settings, reward_kl_controller=controller, all_metrics={})
 
 
 def _training_batch(batch: Batch, old_logp: Tensor, values: Tensor) -> Any:
@@ -184,7 +182,7 @@ def policy_losses() -> list[Subject]:
 
 def policy_loss(kind: str, **correction: Any) -> Subject:
     """The loss of a type (`policy_loss_type`), with these settings of `off_policy_correction`."""
-    config, utils = modules()["config"], modules()["utils.ppo_utils"]
+    config, utils = modules()["config"], modules()["ppo_utils"]
     algorithm = config.AlgorithmConfig(
         policy_loss_type=kind, off_policy_correction=config.OffPolicyCorrectionConfig(**correction)
     )
@@ -201,9 +199,7 @@ def policy_loss(kind: str, **correction: Any) -> Subject:
                 batch.logp, old, advantages, algorithm, loss_mask=mask, rollout_logprobs=batch.behavior_logp
             )[0]
 
-    settings = {"policy_loss_type": kind, **correction}
-    name = " ".join(["skyrl", *(f"{name}={value}" for name, value in settings.items())])
-    return subject("skyrl", name, loss)
+    return subject("skyrl", named("skyrl", {"policy_loss_type": kind, **correction}), loss)
 
 
 # SkyRL: `trainer.algorithm` and the sizes of its batches.
@@ -246,8 +242,7 @@ def read_config(given: dict[str, Any], _: str | None = None) -> Run:
         draft.parts.append(_read_reward(draft, estimator))
         draft.notes += [ADAPTS] * (given.get(f"{ALGORITHM}kl_ctrl.type") == "adaptive")
         return draft.run("its trainer", _stale(draft), "reverse-kl-sequence")
-    if estimator != "k2":
-        draft.change("kl_estimator_type", "k2", Why.AS_LOSS.get(estimator, Why.CUT_K3))
+    draft.change("kl_estimator_type", "k2", Why.AS_LOSS.get(estimator, Why.CUT_K3))
     part = KLPart("loss", f"skyrl use_kl_loss kl_estimator_type={estimator}", draft["kl_loss_coef"])
     draft.parts += [part] * in_loss
     draft.notes.append(
@@ -259,16 +254,14 @@ def read_config(given: dict[str, Any], _: str | None = None) -> Run:
 
 def _read_reward(draft: RunDraft, estimator: str) -> KLPart:
     kind, mode, by_std = (draft[x] for x in ("advantage_estimator", "loss_reduction", "grpo_norm_by_std"))
-    if estimator != "k1":
-        draft.change("kl_estimator_type", "k1", Why.ONLY_K1)
+    draft.change("kl_estimator_type", "k1", Why.ONLY_K1)
     if kind == "grpo" and by_std:
         draft.change("grpo_norm_by_std", False, Why.GROUP_STD)
     elif kind not in ("grpo", "rloo"):
         draft.change("advantage_estimator", "rloo", Why.BATCH_STD if kind in WHITENED else Why.NOT_AUDITED)
-    if mode != SUM:
-        averaged = mode == "token_mean"
-        why = f"{Why.MEAN_OVER_TOKENS if averaged else 'it divides by lengths'}; set max_seq_len with it"
-        draft.change("loss_reduction", SUM, why, optional=averaged)
+    averaged = mode == "token_mean"
+    why = f"{Why.MEAN_OVER_TOKENS if averaged else 'it divides by lengths'}; set max_seq_len with it"
+    draft.change("loss_reduction", SUM, why, optional=averaged)
     advantage = "gae critic=0" if kind == "gae" else kind
     advantage += " without std" if kind == "grpo" and not by_std else ""
     averaged = (estimator, kind, mode) in (("k3", "grpo", "token_mean"), ("k1", "rloo", "token_mean"))
@@ -277,15 +270,14 @@ def _read_reward(draft: RunDraft, estimator: str) -> KLPart:
     return KLPart("reward", loss, draft["kl_loss_coef"], caveat=caveat)
 
 
-def _stale(draft: RunDraft) -> tuple[str, ...]:
+def _stale(draft: RunDraft) -> dict[str, bool]:
     sizes = ("train_batch_size", "policy_mini_batch_size", "update_epochs_per_batch")
     batch, mini, epochs = (draft[f"trainer.{x}"] for x in sizes)
-    found = []
-    if batch > mini:
-        found.append(f"train_batch_size={batch} above policy_mini_batch_size={mini}: several updates use a batch")
-    if epochs > 1:
-        found.append(f"update_epochs_per_batch={epochs}: a batch is used for several updates")
-    return (*found, ENGINE)
+    return {
+        f"train_batch_size={batch} above policy_mini_batch_size={mini}: several updates use a batch": batch > mini,
+        f"update_epochs_per_batch={epochs}: a batch is used for several updates": epochs > 1,
+        ENGINE: True,
+    }
 
 
 TENSORS = {

@@ -12,12 +12,11 @@ from .formulae import (
     SUM,
     AsLoss,
     InReward,
-    framework_of,
     kl_subject,
     part_of,
     ratio_of,
 )
-from .framework import Default, Source
+from .framework import Default, Framework
 from .run_settings import KLPart, Reader, Run, RunDraft, Why
 
 if TYPE_CHECKING:
@@ -140,8 +139,7 @@ def _read_loss(draft: RunDraft, reduction: str) -> KLPart:
     draft.switch_on("kl_loss_coef", 0.001, "at 0 there is no KL")
     if not ((kind == "k2" and not unbiased) or (kind in ("k1", "k3") and unbiased)):
         why = {"k1": Why.AS_LOSS["k1"], "k2": "k2 times a ratio with a gradient is no divergence's", "k3": Why.K3}
-        if kind != "k3":
-            draft.change("kl_loss_type", "k3", why.get(kind, Why.CLAMPED_K3))
+        draft.change("kl_loss_type", "k3", why.get(kind, Why.CLAMPED_K3))
         draft.switch_on("use_unbiased_kl", True, "the ratio turns k3 into the reverse KL")
     name = f"--use-kl-loss --kl-loss-type {kind}{' --use-unbiased-kl' * unbiased}{_per_token(draft)}"
     return part_of("slime", name, _form(kind, unbiased), reduction, draft["kl_loss_coef"])
@@ -149,11 +147,9 @@ def _read_loss(draft: RunDraft, reduction: str) -> KLPart:
 
 def _read_reward(draft: RunDraft, reduction: str) -> KLPart:
     kind, estimator, whitened = draft["kl_loss_type"], draft["advantage_estimator"], draft["normalize_advantages"]
-    if kind != "k1":
-        draft.change("kl_loss_type", "k1", Why.ONLY_K1)
+    draft.change("kl_loss_type", "k1", Why.ONLY_K1)
     if whitened:
-        if estimator != "ppo":
-            draft.change("advantage_estimator", "ppo", f"{estimator} has to be whitened: {Why.BATCH_STD}")
+        draft.change("advantage_estimator", "ppo", f"{estimator} has to be whitened: {Why.BATCH_STD}")
         draft.change("normalize_advantages", False, Why.BATCH_STD)
     form = InReward(
         "k3" if kind == "low_var_kl" else kind,
@@ -167,24 +163,25 @@ def _read_reward(draft: RunDraft, reduction: str) -> KLPart:
     return part_of("slime", name, form, reduction, draft["kl_coef"], caveat)
 
 
-def _stale(draft: RunDraft) -> tuple[str, ...]:
+def _stale(draft: RunDraft) -> dict[str, bool]:
     steps, update = draft["num_steps_per_rollout"], draft["global_batch_size"]
     rows = draft["rollout_batch_size"] * draft["n_samples_per_prompt"]
-    if steps > 1:
-        return f"num_steps_per_rollout={steps}: several updates use a rollout", ENGINE
-    if update and rows > update:
-        return (
-            f"{rows} completions of a rollout above global_batch_size={update}: several updates use a rollout",
-            ENGINE,
-        )
-    return (ENGINE,)
+    several = "several updates use a rollout"
+    return {
+        f"num_steps_per_rollout={steps}: {several}": steps > 1,
+        f"{rows} completions of a rollout above global_batch_size={update}: {several}": 0 < update < rows
+        and steps <= 1,
+        ENGINE: True,
+    }
 
 
-FRAMEWORK = framework_of(
+FRAMEWORK = Framework(
     "slime",
+    "THUDM/slime",
+    "0.3.1",
     losses,
-    Source("THUDM/slime", "0.3.1", ("slime/utils/ppo_utils.py", "slime/backends/megatron_utils/loss.py")),
     Default("no KL; with --use-kl-loss alone", "slime --use-kl-loss --kl-loss-type k1"),
+    files=("slime/utils/ppo_utils.py", "slime/backends/megatron_utils/loss.py"),
     reader=Reader(
         "slime",
         KNOWN,
@@ -198,14 +195,12 @@ FRAMEWORK = framework_of(
         elsewhere=re.compile(r"\$\{MODEL_ARGS\[@\]\}"),
     ),
 )
-MILES = framework_of(
+MILES = Framework(
     "miles",
+    "radixark/miles",
+    "0.1.0",
     losses_of_miles,
-    Source(
-        "radixark/miles",
-        "0.1.0",
-        tuple(f"miles/backends/training_utils/loss_hub/{name}.py" for name in ("math_utils", "losses", "opd")),
-    ),
     Default("no KL; with --use-kl-loss and --kl-loss-coef alone", "miles --use-kl-loss --kl-loss-type k1"),
+    files=tuple(f"miles/backends/training_utils/loss_hub/{name}.py" for name in ("math_utils", "losses", "opd")),
     caveats=("`--kl-coef` has no effect with `--advantage-estimator grpo`, the default, or `gspo`, as in slime.",),
 )

@@ -1,8 +1,12 @@
-"""EasyR1, ROLL, Molt, open-instruct and tinker-cookbook: their KL formulae, written again from published source."""
+"""EasyR1, ROLL, Molt, open-instruct, tinker-cookbook and prime-rl: KL formulae, written again from published source.
+
+prime-rl has no reference by default: a squared log-ratio to the sampler. Its distillation has log-ratios as advantages.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import re
+from typing import TYPE_CHECKING, Any
 
 from .formulae import (
     OVER_COMPLETIONS,
@@ -12,11 +16,12 @@ from .formulae import (
     InReward,
     clipped,
     estimate,
-    framework_of,
     kl_subject,
+    part_of,
     ratio_of,
 )
-from .framework import Default, Source
+from .framework import Default, Framework
+from .run_settings import KLPart, Reader, Run, RunDraft, one_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -122,69 +127,153 @@ def tinker_cookbook() -> Iterator[Subject]:
             yield kl_subject("tinker-cookbook", settings, per_token(centred, discount), SUM, stacks=not centred)
 
 
-FRAMEWORKS = (
-    framework_of(
-        "open-instruct",
-        open_instruct,
-        Source("allenai/open-instruct", "0.3.0", ("open_instruct/model_utils.py", "open_instruct/grpo_utils.py")),
-        Default("k3 as a loss, beta=0.05", "open-instruct kl_estimator=2 loss_denominator=token"),
+def prime_rl() -> Iterator[Subject]:
+    """The default, and distillation."""
+    yield kl_subject("prime-rl", "trainer.loss.type=default kl_tau", _drift, OVER_TOKENS)
+    yield kl_subject("prime-rl", "algorithm=opd", _distilled, OVER_TOKENS)
+
+
+def _drift(batch: Batch) -> Tensor:
+    return (batch.logp - batch.behavior_logp).square()
+
+
+def _distilled(batch: Batch) -> Tensor:
+    ratio = (batch.logp - batch.behavior_logp).exp()
+    kept = batch.logp.exp() - batch.behavior_logp.exp() >= -0.2
+    return kept * (batch.logp - batch.ref_logp).detach() * ratio + 1e-3 * _drift(batch)
+
+
+# The configurations of prime-rl: the algorithm of each source of prompts, and `trainer.loss`.
+
+KNOWN: dict[str, Any] = {
+    "orchestrator.algo.type": "grpo",
+    "trainer.loss.type": "default",
+    "trainer.loss.kl_tau": 0.001,
+    "orchestrator.max_off_policy_steps": 8,
+}
+SOURCES = "orchestrator.train.source"
+DISTILLS = ("opd", "opsd")
+ALGORITHMS = ("grpo", "echo", "max_rl", "rae", "hierarchical_grpo", *DISTILLS, "sft")
+TO_SAMPLER = (
+    "kl_tau={:g} is no KL to a reference: a squared log-ratio to the sampler, which is 0 with its gradient on fresh "
+    "samples."
+)
+FIXED = "the loss of opd and opsd has a fixed 0.001 in its place"
+
+
+def read_config(given: dict[str, Any], _: str | None = None) -> Run:
+    """Read the algorithms of all sources, with prime-rl's defaults for what is missing."""
+    draft = RunDraft("prime-rl", given, KNOWN)
+    draft.one_of("trainer.loss.type", ("default", "ipo"))
+    algorithms = [one_of("orchestrator.algo.type", x, ALGORITHMS) for x in _algorithms(draft.settings, given)]
+    draft.parts = [_part(x) for x in sorted({x for x in algorithms if x in DISTILLS})]
+    others = sorted({x for x in algorithms if x not in DISTILLS})
+    if "trainer.loss.kl_tau" in given and not others:
+        draft.unread["trainer.loss.kl_tau"] = FIXED
+    draft.notes += [TO_SAMPLER.format(draft["trainer.loss.kl_tau"])] * bool(others)
+    draft.notes += [f"Sources with {', '.join(others)} have no KL to a reference."] * bool(others and draft.parts)
+    steps = draft["orchestrator.max_off_policy_steps"]
+    stale = {
+        f"max_off_policy_steps={steps}: completions of earlier policies are trained on": steps > 0,
+        "prime-rl samples with vLLM, whose log-probs differ from those of the trainer": True,
+    }
+    return draft.run(", ".join(dict.fromkeys(algorithms)), stale, "reverse-kl-token")
+
+
+def _algorithms(settings: dict[str, Any], given: dict[str, Any]) -> list[str]:
+    """One for each source, which may have its own."""
+    common = settings["orchestrator.algo.type"]
+    sources = given.get(SOURCES)
+    if not isinstance(sources, list) or not sources:
+        return [common]
+    own = [source.get("algo") if isinstance(source, dict) else None for source in sources]
+    return [str(algo.get("type", common)) if isinstance(algo, dict) else common for algo in own]
+
+
+def _part(algorithm: str) -> KLPart:
+    caveat = "ref is the teacher here" + (", which is the policy with a demonstration." if algorithm == "opsd" else ".")
+    return part_of("prime-rl", "algorithm=opd", _distilled, OVER_TOKENS, 1.0, caveat, "advantage")
+
+
+PRIME_RL = Framework(
+    "prime-rl",
+    "PrimeIntellect-ai/prime-rl",
+    "0.8.0",
+    prime_rl,
+    Default(
+        "no reference; a squared log-ratio to the sampler, kl_tau=0.001",
+        "prime-rl trainer.loss.type=default kl_tau",
     ),
-    framework_of(
+    files=("src/prime_rl/trainer/rl/loss.py",),
+    reader=Reader(
+        "prime-rl",
+        KNOWN,
+        read_config,
+        re.compile(r"prime_rl\..*"),
+        beginnings=("orchestrator.", "trainer.loss."),
+        harmless=("trainer.optim.", "orchestrator.advantage."),
+        source="PrimeIntellect-ai/prime-rl: src/prime_rl/trainer/rl/loss.py, packages/prime-rl-configs; read on "
+        "2026-11-18 at 0.8.1.dev67, whose losses are those of 0.8.0",
+    ),
+)
+
+FRAMEWORKS = (
+    Framework(
+        "open-instruct",
+        "allenai/open-instruct",
+        "0.3.0",
+        open_instruct,
+        Default("k3 as a loss, beta=0.05", "open-instruct kl_estimator=2 loss_denominator=token"),
+        files=("open_instruct/model_utils.py", "open_instruct/grpo_utils.py"),
+    ),
+    Framework(
         "tinker-cookbook",
+        "thinking-machines-lab/tinker-cookbook",
+        "0.5.8",
         tinker_cookbook,
-        Source(
-            "thinking-machines-lab/tinker-cookbook",
-            "0.5.8",
-            ("tinker_cookbook/rl/metrics.py", "tinker_cookbook/distillation/train_on_policy.py"),
-        ),
         Default(
             "no KL; with kl_penalty_coef alone raised",
             "tinker-cookbook rl kl_penalty_coef kl_discount_factor=0.0",
         ),
+        files=("tinker_cookbook/rl/metrics.py", "tinker_cookbook/distillation/train_on_policy.py"),
     ),
-    framework_of(
+    Framework(
         "easyr1",
+        "hiyouga/EasyR1",
+        "0.3.3.dev0",
         easyr1,
-        Source(
-            "hiyouga/EasyR1",
-            "0.3.3.dev0",
-            ("verl/trainer/core_algos.py", "verl/trainer/config.py", "verl/trainer/ray_trainer.py"),
-        ),
         Default("k1 in the reward, kl_coef=0.001, advantages of GRPO", "easyr1 kl_penalty=kl adv_estimator=grpo"),
+        files=("verl/trainer/core_algos.py", "verl/trainer/config.py", "verl/trainer/ray_trainer.py"),
         caveats=(
             "`use_kl_loss` alone is k1 as a loss, which ignores ref: `kl_penalty` is `kl` by default, for the reward. "
             "Its example file sets `low_var_kl` with it.",
         ),
     ),
-    framework_of(
+    Framework(
         "roll",
+        "alibaba/ROLL",
+        "0.3.0",
         roll,
-        Source(
-            "alibaba/ROLL",
-            "0.3.0",
-            ("roll/utils/functionals.py", "roll/pipeline/base_worker.py", "roll/configs/base_config.py"),
-        ),
         Default(
             "no KL; with use_kl_loss and kl_loss_coef alone raised",
             "roll use_kl_loss loss_agg_mode=seq-mean-token-mean",
         ),
+        files=("roll/utils/functionals.py", "roll/pipeline/base_worker.py", "roll/configs/base_config.py"),
         caveats=(
             "`init_kl_coef` is 0.2 by default and loads a reference, but the KL is used only with "
             "`add_token_level_kl` or with `use_kl_loss` and a `kl_loss_coef`, which are off.",
         ),
     ),
-    framework_of(
+    Framework(
         "molt",
+        "NVIDIA-NeMo/labs-molt",
+        "0.1.6",
         molt,
-        Source(
-            "NVIDIA-NeMo/labs-molt",
-            "0.1.6",
-            ("molt/models/utils.py", "molt/trainer/algorithm/advantage.py", "molt/trainer/workers/policy_actor.py"),
-        ),
         Default(
             "k1 in the reward, algo.kl.init_coef=0.01, advantages by reinforce",
             "molt algo.kl in reward estimator=k1 advantage=reinforce",
         ),
+        files=("molt/models/utils.py", "molt/trainer/algorithm/advantage.py", "molt/trainer/workers/policy_actor.py"),
         caveats=(
             "`--algo.kl.use_loss` with the default estimator, k1, ignores ref; the program prints a recommendation "
             "only.",

@@ -31,9 +31,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import RunFileError
 from ..targets import Descends
-from .framework import Default, Framework
-from .harness import subject
-from .recommendation import DR_GRPO, Home, SettingLines
+from .framework import DR_GRPO, Default, Framework, Home, SettingLines
+from .harness import named, subject
 from .run_settings import KLPart, Reader, Run, RunDraft, Why
 
 if TYPE_CHECKING:
@@ -122,9 +121,8 @@ def _subject(kind: str, settings: dict[str, Any], stacks: bool) -> Subject:
     # A mean over the tokens of the batch is one over groups only if all groups have as many tokens.
     # So it is in distillation.
     couples = settings.get("loss_type", "dapo" if kind != "rloo" else None) in (*PER_TOKEN, *PER_PASS)
-    name = " ".join([f"trl {kind}", *(f"{key}={value}" for key, value in settings.items())])
     chosen = mean_over_groups if couples else loss
-    return subject("trl", name, chosen, stacks=stacks, exchangeable=True, on_large_batch=loss)
+    return subject("trl", named(f"trl {kind}", settings), chosen, stacks=stacks, exchangeable=True, on_large_batch=loss)
 
 
 def _by_token_count(batch: Batch) -> Iterator[Batch]:
@@ -163,8 +161,7 @@ def policy_loss(kind: str, **settings: Any) -> Subject:
     def loss(batch: Batch) -> Tensor:
         return stage_of(kind, (("beta", 0.0), *settings.items())).loss(batch)
 
-    name = " ".join([f"trl {kind}", *(f"{key}={value}" for key, value in settings.items())])
-    return subject("trl", name, loss)
+    return subject("trl", named(f"trl {kind}", settings), loss)
 
 
 # Which settings of a run an audit of its trainer needs.
@@ -257,8 +254,7 @@ def read_config(given: dict[str, Any], trainer: str | None) -> Run:
     draft.notes += ["Read as the settings of a GRPOTrainer; --trainer rloo for RLOO."] * unsure
     draft.notes += ["sync_ref_model moves the reference during training."] * draft["sync_ref_model"]
     draft.switch_on("beta", USUAL_BETA, "without it TRL loads no reference and has no KL")
-    if draft["mask_truncated_completions"]:
-        draft.change("mask_truncated_completions", False, "it drops the KL of completions that are cut off")
+    draft.change("mask_truncated_completions", False, "it drops the KL of completions that are cut off")
     if kind == "rloo":
         draft.parts.append(_read_rloo(draft))
         return draft.run("RLOOTrainer", _stale(draft), "reverse-kl-sequence")
@@ -268,9 +264,9 @@ def read_config(given: dict[str, Any], trainer: str | None) -> Run:
 
 def _read_grpo(draft: RunDraft) -> KLPart:
     kind = draft.one_of("loss_type", (*PER_TOKEN, *PER_PASS, *PER_COMPLETION, *SUMMED))
-    if draft.one_of("importance_sampling_level", ("token", "sequence")) != "token":
-        why = "the KL would be corrected by one ratio per completion; this changes the policy loss too"
-        draft.change("importance_sampling_level", "token", why)
+    draft.one_of("importance_sampling_level", ("token", "sequence"))
+    why = "the KL would be corrected by one ratio per completion; this changes the policy loss too"
+    draft.change("importance_sampling_level", "token", why)
     draft.switch_on("use_bias_correction_kl", True, "k3 alone descends the forward KL")
     why, caveat, audited = _of_one_pass(draft)
     if kind not in SUMMED:
@@ -278,8 +274,7 @@ def _read_grpo(draft: RunDraft) -> KLPart:
         why = why or (Why.MEAN_OVER_TOKENS if optional else Why.LENGTH)
         draft.change("loss_type", "dr_grpo", why, optional=optional)
     chosen = _audited_fields({**draft.settings, "loss_type": audited})
-    loss = " ".join(["trl grpo", *(f"{name}={value}" for name, value in chosen.items())])
-    return KLPart("loss", loss, draft["beta"], partial(grpo, **chosen), caveat)
+    return KLPart("loss", named("trl grpo", chosen), draft["beta"], partial(grpo, **chosen), caveat)
 
 
 def _of_one_pass(draft: RunDraft) -> tuple[str, str, str]:
@@ -299,12 +294,10 @@ def _of_one_pass(draft: RunDraft) -> tuple[str, str, str]:
 
 
 def _read_rloo(draft: RunDraft) -> KLPart:
-    if draft["normalize_advantages"]:
-        draft.change("normalize_advantages", False, "the standard deviation of the batch divides the KL too")
+    draft.change("normalize_advantages", False, "the standard deviation of the batch divides the KL too")
     shown = ("normalize_advantages", *(n for n in ("mask_truncated_completions", "use_vllm") if draft[n]))
     chosen = {name: draft[name] for name in shown}
-    loss = " ".join(["trl rloo", *(f"{name}={value}" for name, value in chosen.items())])
-    return KLPart("reward", loss, draft["beta"], partial(rloo, **chosen))
+    return KLPart("reward", named("trl rloo", chosen), draft["beta"], partial(rloo, **chosen))
 
 
 def _audited_fields(settings: dict[str, Any]) -> dict[str, Any]:
@@ -322,24 +315,21 @@ def _audited_fields(settings: dict[str, Any]) -> dict[str, Any]:
     return chosen | others
 
 
-def _stale(draft: RunDraft) -> tuple[str, ...]:
+def _stale(draft: RunDraft) -> dict[str, bool]:
     steps, accumulated = draft["steps_per_generation"], draft["gradient_accumulation_steps"]
     size, batch = draft["generation_batch_size"], draft["per_device_train_batch_size"]
-    found = []
-    if draft["num_iterations"] > 1:
-        found.append(f"num_iterations={draft['num_iterations']}: each batch is used for several updates")
-    if _whole(steps) > accumulated:
-        found.append(f"steps_per_generation={steps} above gradient_accumulation_steps={accumulated}: {LATER}")
+    iterations = draft["num_iterations"]
     # No file has the number of processes.
     processes = math.ceil(_whole(size) / max(batch * accumulated, 1))  # TRL fails with a batch of 0
-    if processes > 1:
-        above = f"per_device_train_batch_size={batch} times gradient_accumulation_steps={accumulated}"
-        found.append(
-            f"generation_batch_size={size} above {above}: {LATER}, unless there are at least {processes} processes"
-        )
-    if draft["use_vllm"]:
-        found.append("use_vllm: the log-probs of vLLM, which samples, differ from those of the trainer")
-    return tuple(found)
+    above = f"per_device_train_batch_size={batch} times gradient_accumulation_steps={accumulated}: {LATER}"
+    return {
+        f"num_iterations={iterations}: each batch is used for several updates": iterations > 1,
+        f"steps_per_generation={steps} above gradient_accumulation_steps={accumulated}: {LATER}": (
+            _whole(steps) > accumulated
+        ),
+        f"generation_batch_size={size} above {above}, unless there are at least {processes} processes": processes > 1,
+        "use_vllm: the log-probs of vLLM, which samples, differ from those of the trainer": draft["use_vllm"],
+    }
 
 
 def _whole(value: Any) -> int:

@@ -7,10 +7,11 @@ import shutil
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache, partial
 from types import ModuleType, SimpleNamespace
 from typing import Any, TypeVar
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -30,8 +31,7 @@ def restore_accelerate() -> None:
         Accelerator(cpu=True)
 
 
-@contextmanager
-def offline() -> Iterator[None]:
+def offline() -> AbstractContextManager[object]:
     """Switch off access to the hub: everything is loaded from a local folder.
 
     This sets the constant that the hub's client checks. The client reads the environment variable only when it is
@@ -39,24 +39,13 @@ def offline() -> Iterator[None]:
     """
     from huggingface_hub import constants
 
-    before, constants.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE, True
-    try:
-        yield
-    finally:
-        constants.HF_HUB_OFFLINE = before
+    return patch.object(constants, "HF_HUB_OFFLINE", True)
 
 
-@contextmanager
-def one_thread() -> Iterator[None]:
+def one_thread() -> AbstractContextManager[object]:
     """Switch off the threads of the tokenizer, which do not help for short prompts, unless the user has set them."""
     name = "TOKENIZERS_PARALLELISM"
-    chosen = name in os.environ
-    os.environ.setdefault(name, "false")
-    try:
-        yield
-    finally:
-        if not chosen:
-            del os.environ[name]
+    return patch.dict(os.environ, {name: os.environ.get(name, "false")})
 
 
 @contextmanager
@@ -160,11 +149,6 @@ def with_table(model: Any, table: Given) -> Given:
     model.lm_head = torch.nn.Linear(len(WORDS), len(WORDS), bias=False).requires_grad_(False)
     torch.nn.init.eye_(model.lm_head.weight)
     return table
-
-
-def with_given_log_probs(model: Any) -> GivenLogProbs:
-    """Replace the transformer of a causal language model by a `GivenLogProbs`, and its head by the identity."""
-    return with_table(model, GivenLogProbs())
 
 
 class _WideTorch:
@@ -302,30 +286,26 @@ def _forward(trainer: Any, batch: Batch, model: Any, scored: dict[str, Any], own
         x[:, :width] for x in (batch.ref_logp, batch.token_reverse_kl, batch.token_forward_kl)
     )
     divergence = batch.divergence(trainer.objective.term.generator)[:, :width]
-    found = TokenStatistics(logp, entropy, ref_logp, reverse, forward, entries_logp=None, divergence=divergence)
+    given = TokenStatistics(logp, entropy, ref_logp, reverse, forward, entries_logp=None, divergence=divergence)
     if trainer.objective.top_k is not None:
-        found = _over_top_entries(trainer, batch, found, scored)
-    return ForwardPass(logp, entropy, None, found)
+        given = _over_top_entries(trainer, batch, given, scored)
+    return ForwardPass(logp, entropy, None, given)
 
 
-def _over_top_entries(trainer: Any, batch: Batch, found: TokenStatistics, scored: dict[str, Any]) -> TokenStatistics:
+def _over_top_entries(trainer: Any, batch: Batch, given: TokenStatistics, scored: dict[str, Any]) -> TokenStatistics:
     from ..trl.compat import sampled_tokens
     from ..trl.scorer import with_top_k_kl
 
-    width = found.logp.shape[1]
+    width = given.logp.shape[1]
     logits, ref_logits, tokens = (x[:, :width] for x in (batch.logits, batch.ref_logits, batch.tokens))
     of = ref_logits if trainer.objective.top_k_of == "teacher" else logits.detach()
-    best = _top_entries(of, ref_logits, tokens)
-    entries = torch.log_softmax(logits, -1).gather(-1, best.ids)
-    behavior = trainer.scorer._behavior(found.logp.detach(), scored)
-    found = found._replace(reverse_kl=None, forward_kl=None, entries_logp=entries)
-    return with_top_k_kl(found, best, trainer.objective, sampled_tokens(scored), behavior)
-
-
-def _top_entries(of: Tensor, ref_logits: Tensor, tokens: Tensor) -> TopEntries:
-    every, ids = torch.log_softmax(ref_logits, -1), of.topk(ENTRIES, -1).indices
-    token_logp = every.gather(-1, tokens[..., None]).squeeze(-1)
-    return TopEntries(ids, every.gather(-1, ids), token_logp, (ids == tokens[..., None]).any(-1))
+    ref_logp, ids = torch.log_softmax(ref_logits, -1), of.topk(ENTRIES, -1).indices
+    token_logp = ref_logp.gather(-1, tokens[..., None]).squeeze(-1)
+    best = TopEntries(ids, ref_logp.gather(-1, ids), token_logp, (ids == tokens[..., None]).any(-1))
+    entries = torch.log_softmax(logits, -1).gather(-1, ids)
+    behavior = trainer.scorer._behavior(given.logp.detach(), scored)
+    given = given._replace(reverse_kl=None, forward_kl=None, entries_logp=entries)
+    return with_top_k_kl(given, best, trainer.objective, sampled_tokens(scored), behavior)
 
 
 # The trainers, and what runs them on a batch of the audit.
@@ -339,9 +319,9 @@ class Stage:
     def __init__(self, kind: str, settings: dict[str, Any]) -> None:
         self.trainer = trainer = build(kind, 2, lambda completions, **_: self.rewards, **settings)
         trainer._generate_single_turn = self._generate
-        self.policy = with_given_log_probs(trainer.model)
+        self.policy = with_table(trainer.model, GivenLogProbs())
         # Without a KL, TRL has no reference.
-        self.reference = with_given_log_probs(trainer.ref_model) if trainer.ref_model is not None else None
+        self.reference = with_table(trainer.ref_model, GivenLogProbs()) if trainer.ref_model is not None else None
         self.reports_logp = kind != "rloo"
         self.is_exact = kind == "klgrad" and trainer.objective.exact
         if kind == "klgrad":  # the audited policies are not at the reference, as a model is before its first update

@@ -1,7 +1,7 @@
-"""Tunix: the loss of its GRPO, also in its agentic learner, and its PPO from the rewards to the loss.
+"""Tunix and MaxText, whose RL is Tunix's GRPO.
 
-`grpo_loss_fn` and `ppo_policy_loss_fn` receive a batch with the mask, the log-probs of ref and those before the
-update, and β = 1; logp and the logits stand for the model. The advantages of PPO are made by
+`grpo_loss_fn`, also of the agentic learner, and `ppo_policy_loss_fn` receive a batch with the mask, the log-probs of
+ref and those before the update, and β = 1; logp and the logits stand for the model. The advantages of PPO are made by
 `PPOLearner._generate_and_compute_advantage` with a cluster that has these completions, scores of 0, and a critic that
 is 0. Only these files are loaded. The functions cast to float32.
 """
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import RunFileError
 from .formulae import OVER_COMPLETIONS, OVER_TOKENS, SUM as SUMMED, AsLoss, InReward, number_or_none, part_of
 from .framework import Default, Framework
-from .harness import instead, load, of_arrays, subject
+from .harness import bare, instead, load, load_all, of_arrays, subject
 from .run_settings import Change, KLPart, Reader, Run, RunDraft, Why
 
 if TYPE_CHECKING:
@@ -87,8 +87,7 @@ def _ppo_learner(config: Any, x: dict[str, Any]) -> Any:
     import jax.numpy as jnp  # pyright: ignore[reportMissingImports]
 
     rows, width = x["mask"].shape
-    learner = object.__new__(modules()["ppo_learner"].PPOLearner)
-    learner.rl_cluster = SimpleNamespace(
+    cluster = SimpleNamespace(
         cluster_config=SimpleNamespace(rollout_config=SimpleNamespace(max_tokens_to_generate=width)),
         rollout=SimpleNamespace(pad_id=lambda: 0, eos_id=lambda: 1),
         generate=lambda **_: SimpleNamespace(
@@ -99,28 +98,32 @@ def _ppo_learner(config: Any, x: dict[str, Any]) -> Any:
         get_values=lambda **_: jnp.zeros((rows, width + 1)),
         buffer_metrics=lambda *_, **__: None,
     )
-    learner.algo_config, learner.metric_fns = config, ()
-    learner._rollout_micro_batch_size = learner._compute_logps_micro_batch_size = rows
-    learner._use_reward_model = False
-    learner._compute_rewards = lambda **_: jnp.zeros(rows, int)
-    return learner
+    return bare(
+        modules()["ppo_learner"].PPOLearner,
+        rl_cluster=cluster,
+        algo_config=config,
+        metric_fns=(),
+        _rollout_micro_batch_size=rows,
+        _compute_logps_micro_batch_size=rows,
+        _use_reward_model=False,
+        _compute_rewards=lambda **_: jnp.zeros(rows, int),
+    )
 
 
 @cache
 def modules() -> dict[str, ModuleType]:
-    """The files by name; each can import those before it. Log-probs and logits stand for the model."""
-    found, loaded = {}, {}
-    for name in (
-        *("sft/utils", "rl/function_registry", "rl/algorithm_config", "rl/common", "rl/algo_core"),
-        *("rl/agentic/agentic_rl_learner", "rl/grpo/grpo_learner", "rl/agentic/agentic_grpo_learner"),
-        "rl/ppo/ppo_learner",
-    ):
-        module = load("google-tunix", f"tunix/{name}.py", stand_ins=("humanize",), replaced=("tunix",), loaded=loaded)
-        found[name.rpartition("/")[2]] = loaded[f"tunix.{name.replace('/', '.')}"] = module
-    found["algo_core"].nnx = SimpleNamespace(split=lambda model: (None, model))
-    found["common"].compute_per_token_logps = lambda _, model, **__: model
-    _make_traceable(found["ppo_learner"])
-    return found
+    """The files by name. Log-probs and logits stand for the model."""
+    names = (
+        *("sft.utils", "rl.function_registry", "rl.algorithm_config", "rl.common", "rl.algo_core"),
+        *("rl.agentic.agentic_rl_learner", "rl.grpo.grpo_learner", "rl.agentic.agentic_grpo_learner"),
+        "rl.ppo.ppo_learner",
+    )
+    how = {"stand_ins": ("humanize",), "replaced": ("tunix",)}
+    modules: dict[str, Any] = load_all("google-tunix", (f"tunix.{name}" for name in names), **how)
+    modules["algo_core"].nnx = SimpleNamespace(split=lambda model: (None, model))
+    modules["common"].compute_per_token_logps = lambda _, model, **__: model
+    _make_traceable(modules["ppo_learner"])
+    return modules
 
 
 def _make_traceable(learner: Any) -> None:
@@ -180,8 +183,7 @@ def grpo_part(draft: RunDraft, section: str, clamp: float | None) -> KLPart:
     """The KL of its GRPO, and what to change; `clamp` is the bound on the value, None without."""
     mode, unit = draft.one_of("kl_loss_mode", KINDS), draft.one_of("loss_agg_mode", REDUCTIONS)
     draft.switch_on("beta", 0.04, "at 0 there is no KL")
-    if mode != "mse_kl":
-        draft.change("kl_loss_mode", "mse_kl", Why.AS_LOSS["k1"] if mode == "kl" else Why.K3)
+    draft.change("kl_loss_mode", "mse_kl", Why.AS_LOSS["k1"] if mode == "kl" else Why.K3)
     if clamp is not None:
         why = f"beyond a value of {clamp:g} there is no gradient"
         draft.changes.append(Change(f"{section}kl_clamp_value", None, clamp, why))
@@ -193,11 +195,9 @@ def grpo_part(draft: RunDraft, section: str, clamp: float | None) -> KLPart:
 
 def _ppo_part(draft: RunDraft, section: str, clamp: float | None) -> KLPart:
     mode = draft.one_of("kl_method", KINDS)
-    if mode != "kl":
-        draft.change("kl_method", "kl", Why.ONLY_K1)
+    draft.change("kl_method", "kl", Why.ONLY_K1)
     for name in ("gamma", "gae_lambda"):
-        if draft[name] != 1:
-            draft.change(name, 1.0, "the KL of later tokens is discounted")
+        draft.change(name, 1.0, "the KL of later tokens is discounted")
     if clamp is not None:
         draft.changes.append(Change(f"{section}kl_clamp_value", None, clamp, f"values beyond {clamp:g} are cut"))
     form = InReward(KINDS[mode], discount=draft["gamma"] * draft["gae_lambda"], clamp=clamp)
@@ -206,14 +206,13 @@ def _ppo_part(draft: RunDraft, section: str, clamp: float | None) -> KLPart:
     return part_of("tunix", name, form, OVER_TOKENS, draft["beta"], caveat)
 
 
-def stale(draft: RunDraft) -> list[str]:
+def stale(draft: RunDraft) -> dict[str, bool]:
     """Why completions are not those of the policy that is updated."""
-    found = []
-    if draft["num_iterations"] > 1:
-        found.append(f"num_iterations={draft['num_iterations']}: a batch is used for several updates")
-    if lag := draft.settings.get(f"{draft.sections[-1]}off_policy_steps"):
-        found.append(f"off_policy_steps={lag}: completions of earlier policies are trained on")
-    return found
+    iterations, lag = draft["num_iterations"], draft.settings.get(f"{draft.sections[-1]}off_policy_steps", 0)
+    return {
+        f"num_iterations={iterations}: a batch is used for several updates": iterations > 1,
+        f"off_policy_steps={lag}: completions of earlier policies are trained on": lag != 0,
+    }
 
 
 FRAMEWORK = Framework(
@@ -239,5 +238,127 @@ FRAMEWORK = Framework(
         sections=CLAMPS,
         source="google/tunix: tunix/rl/grpo/grpo_learner.py, rl/agentic/agentic_grpo_learner.py, "
         "rl/ppo/ppo_learner.py, rl/algo_core.py, rl/common.py of the wheel; read on 2026-11-18",
+    ),
+)
+
+# MaxText: its RL, its experimental GRPO, and its distillation.
+#
+# `train_rl.py` passes these settings to Tunix's `GRPOConfig`, and no `kl_loss_mode`. The experimental
+# `grpo_loss_fn_nnx` receives β = 1 and rewards of 0; logp and ref_logp stand for the two models.
+# `CombinedDistillationStrategy.compute_loss` receives the logits of the student and the teacher, and the sampled tokens
+# as labels; offline the teacher has its two most likely entries. Only these files are loaded.
+
+STAND_INS = ("pathwaysutils", "transformers", "tensorflow", "orbax", "jetstream", "grain")
+TOP_K = 2
+
+
+def subjects_of_maxtext() -> list[Subject]:
+    """RL, the default first; the experimental GRPO; distillation online with and without labels, and offline."""
+    return [
+        *map(_rl, (PER_COMPLETION, PER_TOKEN)),
+        _experimental(),
+        *(_distillation(*settings) for settings in ((0.5, False), (1.0, False), (1.0, True))),
+    ]
+
+
+def _rl(reduction: str) -> Subject:
+    config = modules()["grpo_learner"].GRPOConfig(
+        num_generations=2, num_iterations=1, beta=1.0, epsilon=0.2, loss_algo="grpo", loss_agg_mode=reduction
+    )
+    return of_grpo("maxtext", f"maxtext rl.grpo_beta rl.loss_agg_mode={reduction}", config)
+
+
+def _experimental() -> Subject:
+    config = SimpleNamespace(
+        train_data_columns="prompt", num_generations=1, grpo_epsilon=0.2, grpo_beta=1.0, num_experts=1
+    )
+
+    def loss(x: dict[str, Any]) -> Any:
+        import jax.numpy as jnp  # pyright: ignore[reportMissingImports]
+
+        live = jnp.pad(x["mask"].astype(int), ((0, 0), (1, 0)))  # with a prompt of one token, which it leaves out
+        names = ("completions", "completions_position", "completions_segmentation")
+        data = {f"prompt_{name}": x["tokens"] for name in names}
+        data |= {"ar_completions_segmentation": live, "completions_logprobs": x["old_logp"]}
+        return _trainer().grpo_loss_fn_nnx(x["logp"], config, data, None, None, x["ref_logp"])[0]
+
+    return subject("maxtext", "maxtext experimental.rl grpo_beta", of_arrays(loss, "jax"), stacks=True)
+
+
+def _distillation(alpha: float, offline: bool) -> Subject:
+    path = "maxtext/trainers/post_train/distillation/distillation_utils.py"
+    file = load("maxtext", path, stand_ins=STAND_INS, replaced=("maxtext", "tunix", "orbax"))
+    strategy = file.CombinedDistillationStrategy(None, None, temperature=1.0, alpha=alpha)
+    output = file.DistillationForwardOutput
+
+    def loss(x: dict[str, Any]) -> Any:
+        import jax  # pyright: ignore[reportMissingImports]
+
+        teacher = output(x["ref_logits"])
+        if offline:
+            logits, indices = jax.lax.top_k(x["ref_logits"], TOP_K)
+            teacher = output(logits, top_k_indices=indices)
+        labels = jax.nn.one_hot(x["tokens"], x["logits"].shape[-1]) * x["mask"][..., None]
+        return strategy.compute_loss(output(x["logits"]), teacher, labels)[0]
+
+    name = f"maxtext distill_alpha={alpha:g}{f' offline, top {TOP_K}' * offline}"
+    return subject("maxtext", name, of_arrays(loss, "jax"))
+
+
+@cache
+def _trainer() -> ModuleType:
+    file = "maxtext/experimental/rl/grpo_trainer.py"
+    stub: Any = ModuleType("gcloud_stub")
+    stub.vertex_tensorboard_modules = lambda: (None, None)
+    loaded = {"maxtext.common.gcloud_stub": stub}
+    module = load("maxtext", file, stand_ins=STAND_INS, replaced=("maxtext",), loaded=loaded)
+    models_and_rewards = SimpleNamespace(
+        compute_log_probs_nnx=lambda logp, *_, **__: (logp, None), dummy_reward_len=lambda mask: 0.0 * mask.sum(-1)
+    )
+    vars(module).update(EPS=1e-8, grpo_utils=models_and_rewards)
+    return module
+
+
+RL = "rl."
+MAXTEXT_KNOWN: dict[str, Any] = {
+    f"{RL}grpo_beta": 0.08,
+    f"{RL}loss_agg_mode": PER_COMPLETION,
+    f"{RL}num_iterations": 1,
+    f"{RL}off_policy_steps": 0,
+}
+NO_MODE = (
+    "MaxText has no setting for Tunix's kl_loss_mode, whose default is k1: no setting makes this KL act. Pass "
+    'kl_loss_mode="mse_kl" to GrpoConfig in train_rl.py.'
+)
+
+
+def read_config_of_maxtext(given: dict[str, Any], _: str | None = None) -> Run:
+    """Read `rl` of a configuration of MaxText's RL trainer."""
+    draft = RunDraft("maxtext", given, MAXTEXT_KNOWN, RL)
+    unit = draft.one_of("loss_agg_mode", REDUCTIONS)
+    draft.change("grpo_beta", 0.0, "k1 as a loss descends nothing; or patch the trainer")
+    name = f"rl.grpo_beta rl.loss_agg_mode={unit}"
+    draft.parts = [part_of("maxtext", name, AsLoss("k1"), REDUCTIONS[unit], draft["grpo_beta"])]
+    draft.notes.append(NO_MODE)
+    return draft.run("Tunix's GRPO", stale(draft), None)
+
+
+MAXTEXT = Framework(
+    "maxtext",
+    "maxtext",
+    "0.2.5",
+    subjects_of_maxtext,
+    Default(
+        "RL with rl.grpo_beta=0.08, which Tunix 0.1.7 trains: k1 as a loss, a mean per completion",
+        f"maxtext rl.grpo_beta rl.loss_agg_mode={PER_COMPLETION}",
+    ),
+    reader=Reader(
+        "MaxText",
+        MAXTEXT_KNOWN,
+        read_config_of_maxtext,
+        re.compile(r"(.*/)?(src\.)?maxtext[./]trainers[./]post_train[./]rl[./]train_rl(\.py)?"),
+        beginnings=(f"{RL}grpo_", f"{RL}use_agentic_rollout"),
+        source="AI-Hypercomputer/maxtext: trainers/post_train/rl/train_rl.py, configs/types.py of the wheel; read on "
+        "2026-11-18",
     ),
 )

@@ -20,9 +20,8 @@ from typing import TYPE_CHECKING, Any
 from ..errors import RunFileError
 from ..targets import Descends
 from .formulae import number_or_none
-from .framework import Default, Framework
-from .harness import instead, load, scores, subject, untrained
-from .recommendation import Home, SettingLines
+from .framework import Default, Framework, Home, SettingLines
+from .harness import instead, load, named, scores, subject, untrained
 from .run_settings import ADAPTS, OTHER_PROGRAMS, Change, KLPart, Reader, Run, RunDraft, Why, as_type, one_of
 
 if TYPE_CHECKING:
@@ -241,7 +240,7 @@ def policy_loss(mode: str, **settings: Any) -> Subject:
     from verl.workers.config import PolicyLossConfig
 
     config = PolicyLossConfig(loss_mode=mode, **settings)
-    return _subject(_named({"loss_mode": mode, **settings}), lambda batch: _loss(batch, config))
+    return subject("verl", named("verl", {"loss_mode": mode, **settings}), lambda batch: _loss(batch, config))
 
 
 def _corrected(**settings: Any) -> Subject:
@@ -254,7 +253,7 @@ def _corrected(**settings: Any) -> Subject:
         more = {} if weights is None else {"rollout_is_weights": weights.batch["rollout_is_weights"]}
         return _loss(batch, PolicyLossConfig(), old_log_probs=old, response_mask=mask, **more)
 
-    return _subject(f"rollout_correction {_named(settings)}", loss)
+    return subject("verl", named("verl rollout_correction", settings), loss)
 
 
 def _bypassed(**settings: Any) -> Subject:
@@ -263,7 +262,7 @@ def _bypassed(**settings: Any) -> Subject:
 
     correction = RolloutCorrectionConfig(bypass_mode=True, **({"rollout_is": None} | settings))
     config = PolicyLossConfig(loss_mode="bypass_mode", rollout_correction=correction)
-    return _subject(f"loss_mode=bypass_mode {_named(settings)}", lambda batch: _loss(batch, config))
+    return subject("verl", named("verl loss_mode=bypass_mode", settings), lambda batch: _loss(batch, config))
 
 
 def _loss(batch: Batch, policy_loss: Any, **tensors: Tensor) -> Tensor:
@@ -271,14 +270,6 @@ def _loss(batch: Batch, policy_loss: Any, **tensors: Tensor) -> Tensor:
 
     data = micro_batch(batch, batch.advantages, tokens=int(batch.mask.sum()), **tensors)
     return ppo_loss(actor(policy_loss=policy_loss), *data)[0]
-
-
-def _named(settings: dict[str, Any]) -> str:
-    return " ".join(f"{name}={value}" for name, value in settings.items())
-
-
-def _subject(name: str, loss: Any) -> Subject:
-    return subject("verl", f"verl {name}", loss)
 
 
 # verl with klgrad: the KL that is declared under `klgrad`, by the functions that its trainers and workers call.
@@ -315,8 +306,7 @@ def declared(node: dict[str, Any], reduction: str = SUM) -> Subject:
 
     declaration = term_of({"coef": 1.0, **node})
     loss = _in_advantage if declaration.in_advantage else _in_loss
-    written = " ".join(f"{name}={value}" for name, value in {"placement": "loss", **node}.items())
-    name = f"verl klgrad {written} loss_agg_mode={reduction}"
+    name = named("verl klgrad", {"placement": "loss", **node, "loss_agg_mode": reduction})
     return subject("verl", name, partial(loss, declaration, reduction), stacks=reduction in MEANS_OVER_ROWS)
 
 
@@ -365,23 +355,22 @@ def _read_declared(draft: RunDraft, mode: str) -> Verdict:
     shown = {name: value for name, value in draft.given.items() if name.startswith(PREFIX)}
     plain = {name.removeprefix(PREFIX): value for name, value in shown.items()}
     node = {x: v if v is None else as_type(f"{PREFIX}{x}", v, types.get(x)) for x, v in plain.items()}
-    found = term_of(node)
-    reduction = SUM if found.reduction == "sequence" else mode
+    declaration = term_of(node)
+    reduction = SUM if declaration.reduction == "sequence" else mode
     settings = {name: value for name, value in node.items() if name not in ("coef", "target", "target_unit", "horizon")}
-    if found.term.weighting is None:
+    if declaration.term.weighting is None:
         why = "the rollout engine differs from the policy, and more so on later updates"
         draft.changes.append(Change(f"{PREFIX}ratio", "prefix", "none", why, optional=True))
-    written = " ".join(f"{name}={value}" for name, value in {"placement": "loss", **settings}.items())
-    name = f"verl klgrad {written} loss_agg_mode={reduction}"
-    caveat = "Audited at the first update on a batch." if found.in_advantage else ""
-    place = "advantage" if found.in_advantage else "loss"
-    if found.over_entries:
+    name = named("verl klgrad", {"placement": "loss", **settings, "loss_agg_mode": reduction})
+    caveat = "Audited at the first update on a batch." if declaration.in_advantage else ""
+    place = "advantage" if declaration.in_advantage else "loss"
+    if declaration.over_entries:
         caveat = "Not audited: it is over the teacher's top k, from logits that the audit does not have."
-    build = None if found.over_entries else partial(declared, settings, reduction)
-    draft.parts.append(KLPart(place, name, float(found.coef), build, caveat))
+    build = None if declaration.over_entries else partial(declared, settings, reduction)
+    draft.parts.append(KLPart(place, name, float(declaration.coef), build, caveat))
     draft.settings |= shown
     draft.named += tuple(shown)
-    return found.term.descends.on_policy
+    return declaration.term.descends.on_policy
 
 
 # verl: `actor_rollout_ref.actor`, `algorithm` and `data`.
@@ -531,14 +520,14 @@ def _estimator(draft: RunDraft, name: str) -> str:
     return one_of(draft.name_of(name), SAME.get(told, told), ESTIMATORS)
 
 
-def _stale(draft: RunDraft) -> tuple[str, ...]:
+def _stale(draft: RunDraft) -> dict[str, bool]:
     batch, mini, epochs = (draft[x] for x in ("data.train_batch_size", "ppo_mini_batch_size", "ppo_epochs"))
-    found = []
-    if batch > mini:
-        found.append(f"train_batch_size={batch} above ppo_mini_batch_size={mini}: a batch is used for several updates")
-    if epochs > 1:
-        found.append(f"ppo_epochs={epochs}: a batch is used for several updates")
-    return (*found, ENGINE)
+    several = "a batch is used for several updates"
+    return {
+        f"train_batch_size={batch} above ppo_mini_batch_size={mini}: {several}": batch > mini,
+        f"ppo_epochs={epochs}: {several}": epochs > 1,
+        ENGINE: True,
+    }
 
 
 # The advice.

@@ -1,19 +1,34 @@
-"""The code that `klgrad advise` prints is run: in the framework where it calls the framework."""
+"""The advice: settings are held against their audits, and code is run, in the framework where it calls it."""
 
 from types import SimpleNamespace
 
 import pytest
 import tiny
 import torch
+from framework_verdicts import ALL
 from some import first
 
-from klgrad import Rollout
+from klgrad import KLTerm, Rollout
 from klgrad.audit import audit
-from klgrad.frameworks import HOMES, SETTINGS
+from klgrad.frameworks import FRAMEWORKS, HOMES, SETTINGS
+from klgrad.frameworks.framework import TARGET_OF
 
 MEANINGS = [(d, level) for d in ("reverse", "forward") for level in ("token", "sequence")]
 CASES = [(meaning, off_policy) for meaning in MEANINGS for off_policy in (False, True)]
 BETA = 0.1
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_setting_descends_what_the_audit_of_it_finds(name):
+    for setting in SETTINGS[name].values():
+        assert setting.descends == ALL[name][setting.subject][:2]
+
+
+def test_each_meaning_has_the_target_of_its_term():
+    for (divergence, level), target in TARGET_OF.items():
+        estimator = "k1" if divergence == "reverse" else "k3"
+        assert KLTerm(divergence=divergence, level=level, estimator=estimator).descends.on_policy == target
+    assert set(TARGET_OF) == set(MEANINGS)
 
 
 def batch():
@@ -138,5 +153,6 @@ def test_settings_that_are_code(lines):
 
 
 def test_no_home_is_without_a_tensor():
+    assert set(SETTINGS) == set(HOMES) <= set(FRAMEWORKS)
     for home in HOMES.values():
         assert list(home.tensors) == ["logp", "ref_logp", "mask", "behavior_logp"]
