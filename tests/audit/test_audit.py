@@ -12,10 +12,9 @@ from klgrad import KLTerm, zoo as cells
 from klgrad.audit import audit, catalogue
 from klgrad.audit.advice import notes, standing
 from klgrad.audit.batch import advantage_of, cases
-from klgrad.audit.gradients import expected_gradient
-from klgrad.audit.render.page import to_html
-from klgrad.audit.render.terminal import to_json
-from klgrad.audit.subject import as_subject
+from klgrad.audit.page import to_html
+from klgrad.audit.subject import as_subject, expected_gradient
+from klgrad.audit.terminal import to_json
 from klgrad.enumeration import OBJECTIVES
 from klgrad.errors import LossCallError, LossOutputError
 from klgrad.targets import TARGETS

@@ -14,8 +14,7 @@ from klgrad import KLTerm
 from klgrad.audit import audit, load, load_every
 from klgrad.audit.batch import Batch, cases, from_problem
 from klgrad.audit.call import parse_names, parse_settings, prepare, scalar
-from klgrad.audit.gradients import every_gradient
-from klgrad.audit.subject import Subject, as_subject
+from klgrad.audit.subject import Subject, as_subject, every_gradient
 from klgrad.cli.audit import command
 from klgrad.enumeration import autoregressive, every_group
 from klgrad.errors import LossCallError, LossImportError, LossOutputError, UnknownNameError

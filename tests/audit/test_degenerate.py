@@ -10,9 +10,9 @@ from rich.console import Console
 from some import first
 
 from klgrad.audit import audit
-from klgrad.audit.render.page import to_html
-from klgrad.audit.render.terminal import in_full, overview, to_json, to_markdown
+from klgrad.audit.page import to_html
 from klgrad.audit.subject import as_subject
+from klgrad.audit.terminal import in_full, overview, to_json, to_markdown
 
 
 def k2(logp, ref_logp, mask):

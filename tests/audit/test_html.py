@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from klgrad import KLTerm
 from klgrad.audit import audit, catalogue
 from klgrad.audit.advice import STALE, Advice
-from klgrad.audit.render.page import BETA, GENERATOR, REF, REWARD, Fix, bars_of, shape_of, to_html
+from klgrad.audit.page import BETA, GENERATOR, REF, REWARD, Fix, bars_of, shape_of, to_html
 from klgrad.cli import app
 from klgrad.core.divergences import FORWARD_KL, REVERSE_KL, TOTAL_VARIATION, from_slope, optimum
 

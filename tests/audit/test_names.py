@@ -9,8 +9,7 @@ from some import first
 
 from klgrad.audit import audit, catalogue
 from klgrad.audit.batch import advantage_of, from_problem, proof_cases
-from klgrad.audit.gradients import of_reference, sum_over_rows
-from klgrad.audit.subject import as_subject
+from klgrad.audit.subject import as_subject, of_reference, sum_over_rows
 from klgrad.enumeration import population
 from klgrad.targets import TARGETS
 

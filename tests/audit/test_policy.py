@@ -12,7 +12,7 @@ from tolerances import EXACT
 
 from klgrad.audit import audit
 from klgrad.audit.policy import audit_whole
-from klgrad.audit.render.policy_page import cells, in_full, report, to_html, to_json, to_markdown
+from klgrad.audit.policy_page import cells, in_full, report, to_html, to_json, to_markdown
 from klgrad.audit.sentences import summary
 from klgrad.policy_losses import ONE, POLICY_LOSSES, PolicyParts, R, Weight, clipped
 

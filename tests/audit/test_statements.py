@@ -11,9 +11,8 @@ import statements
 from klgrad.audit import audit, catalogue
 from klgrad.audit.advice import rows as report
 from klgrad.audit.batch import DISTANCES, Case, advantage_of, from_problem
-from klgrad.audit.gradients import of_reference, sum_over_rows
 from klgrad.audit.sentences import summary
-from klgrad.audit.subject import COMMON, as_subject
+from klgrad.audit.subject import COMMON, as_subject, of_reference, sum_over_rows
 from klgrad.enumeration import autoregressive, population, with_rational_sampler
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts" / "hunt"))

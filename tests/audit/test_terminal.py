@@ -7,7 +7,7 @@ from rich.console import Console
 
 from klgrad import zoo
 from klgrad.audit import audit
-from klgrad.audit.render.terminal import by_standing, cells_of, overview
+from klgrad.audit.terminal import by_standing, cells_of, overview
 
 NAMES = ("k1-loss", "k2-loss-token-mean", "k3-loss-clamped", "k3-reward", "k1-reward-leave-one-out")
 

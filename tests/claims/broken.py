@@ -8,8 +8,7 @@ import sys
 
 from klgrad.audit import audit
 from klgrad.audit.batch import advantage_of, from_problem, proof_cases
-from klgrad.audit.gradients import of_reference, sum_over_rows
-from klgrad.audit.subject import as_subject, every_term
+from klgrad.audit.subject import as_subject, every_term, of_reference, sum_over_rows
 from klgrad.enumeration import population
 
 SAME = 1e-9

@@ -9,7 +9,7 @@ from tolerances import DIFFERENCE, EXACT
 
 from klgrad import Rollout, zoo
 from klgrad.audit.batch import cases
-from klgrad.audit.render.page import ICONS
+from klgrad.audit.page import ICONS
 from klgrad.enumeration import (
     OBJECTIVES,
     CompletionSpace,

@@ -6,8 +6,7 @@ from tolerances import EXACT
 
 from klgrad import policy_losses
 from klgrad.audit.batch import from_problem, proof_cases
-from klgrad.audit.gradients import evaluate, sum_over_rows
-from klgrad.audit.subject import as_subject
+from klgrad.audit.subject import as_subject, evaluate, sum_over_rows
 from klgrad.enumeration import population, target_gradients
 
 OFF_POLICY = proof_cases(False)

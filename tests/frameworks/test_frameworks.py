@@ -11,11 +11,10 @@ from tolerances import EXACT, SINGLE
 from typer.testing import CliRunner
 
 from klgrad.audit import audit
-from klgrad.audit.gradients import expected_gradient
 from klgrad.audit.parts import Unit
 from klgrad.audit.procedure import fresh_name
-from klgrad.audit.render.terminal import cells_of
-from klgrad.audit.subject import Subject
+from klgrad.audit.subject import Subject, expected_gradient
+from klgrad.audit.terminal import cells_of
 from klgrad.cli import app
 from klgrad.enumeration import autoregressive
 from klgrad.errors import NotAuditableError

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from framework_verdicts import ALL
 
-from klgrad.audit.render.policy_page import COLUMNS
+from klgrad.audit.policy_page import COLUMNS
 from klgrad.frameworks import DEFAULTS, FRAMEWORKS, Recorded, recorded
 
 

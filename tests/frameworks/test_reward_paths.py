@@ -9,7 +9,7 @@ from oracle import mean_gradient, mean_gradient_over_groups
 from tolerances import SINGLE
 
 from klgrad.audit.batch import from_problem
-from klgrad.audit.gradients import evaluate, expected_gradient
+from klgrad.audit.subject import evaluate, expected_gradient
 from klgrad.enumeration import autoregressive, target_gradients
 from klgrad.frameworks import FRAMEWORKS
 

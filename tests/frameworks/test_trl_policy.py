@@ -5,7 +5,7 @@ import pytest
 pytest.importorskip("trl")
 
 from klgrad.audit.policy import audit_whole
-from klgrad.audit.render.policy_page import cells_of
+from klgrad.audit.policy_page import cells_of
 from klgrad.frameworks import recorded
 from klgrad.frameworks.trl import policy_loss, policy_losses
 from klgrad.policy_losses import PolicyParts, Weight

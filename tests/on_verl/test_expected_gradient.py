@@ -6,8 +6,7 @@ from on_verl.configuration import HAS_VERL
 from oracle import mean_gradient_over_groups
 from tolerances import EXACT
 
-from klgrad.audit.gradients import expected_gradient
-from klgrad.audit.subject import Subject
+from klgrad.audit.subject import Subject, expected_gradient
 from klgrad.enumeration import autoregressive
 
 pytestmark = [

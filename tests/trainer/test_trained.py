@@ -9,8 +9,7 @@ from tolerances import EXACT, FLOAT32_REWARD, SINGLE
 from klgrad import KLTerm
 from klgrad.audit import audit
 from klgrad.audit.batch import advantage_of, from_problem, rational_case
-from klgrad.audit.gradients import evaluate, expected_gradient, of_reference, sum_over_rows
-from klgrad.audit.subject import as_subject
+from klgrad.audit.subject import as_subject, evaluate, expected_gradient, of_reference, sum_over_rows
 from klgrad.enumeration import autoregressive, population, target_gradients
 from klgrad.frameworks.trl import KL_FIELDS_LEFT_OUT, audited_settings, declared
 from klgrad.trl import KLConfig

@@ -17,7 +17,6 @@ from torch import Tensor
 from ..enumeration import population
 from .batch import Advantages, Batch, Case, advantage_of, from_problem, proof_cases
 from .call import UserLoss
-from .gradients import evaluate, of_reference, sum_over_rows, unit_of
 from .parts import (
     UNITS,
     Anatomy,
@@ -53,7 +52,7 @@ from .probes import (
     reader_of,
     round_short,
 )
-from .subject import Subject
+from .subject import Subject, evaluate, of_reference, sum_over_rows, unit_of
 
 PLACE = (0, 4)
 """The token whose log-ratio is moved: it has four tokens before it, four after it, and other rows."""

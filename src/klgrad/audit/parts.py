@@ -10,7 +10,6 @@ from torch import Tensor
 
 from ..core.divergences import named
 from .batch import Batch
-from .gradients import Parts
 from .probes import (
     ESTIMATES,
     EXACT,
@@ -24,6 +23,7 @@ from .probes import (
     function_of,
     round_short,
 )
+from .subject import Parts
 
 # The parts.
 

@@ -21,11 +21,10 @@ from ..targets import Verdict
 from .anatomy import MIXED, PLACE, ROUNDED, enumerate_gradients, read_anatomy
 from .batch import Batch, advantage_of, from_problem, proof_cases
 from .call import UserLoss
-from .gradients import Parts, evaluate, sum_over_rows
 from .parts import UNITS, Anatomy, Baseline, Unit
 from .probes import EXACT, HIGHEST_TWIN, ROWS, SINGLE, TOKENS, WIDTH, ProbeInputs, is_single, round_short
 from .procedure import fresh_name, stale_name
-from .subject import Subject, as_subject
+from .subject import Parts, Subject, as_subject, evaluate, sum_over_rows
 
 # Inputs and answers.
 

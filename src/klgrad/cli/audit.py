@@ -94,7 +94,7 @@ def recorded_policy_losses(name: str) -> Group | None:
     known = _recorded(name)
     if known is None or not known.policy_losses:
         return None
-    from ..audit.render.policy_page import table_of
+    from ..audit.policy_page import table_of
 
     shown = matching(name, [row[0] for row in known.policy_losses])
     return _dated(known, table_of([row for row in known.policy_losses if row[0] in shown]))
@@ -256,8 +256,8 @@ def command(
 
     from ..audit import audit, catalogue
     from ..audit.call import parse_names, parse_settings
-    from ..audit.render.terminal import to_json, to_markdown
     from ..audit.subject import COMMON, imports_for
+    from ..audit.terminal import to_json, to_markdown
     from .losses import Failures, find_losses
 
     torch.set_num_threads(1)  # the tensors are too small for threads to help
@@ -331,8 +331,7 @@ def _report(
     names: list[str], audited: list[tuple[Subject, AuditResult]], width: int, expect: object, *, full: bool, every: bool
 ) -> RenderableType:
     """Everything about one loss that was named, or a table of several; with `full` both for several."""
-    from ..audit import catalogue
-    from ..audit.render import terminal as tables
+    from ..audit import catalogue, terminal as tables
 
     results = [result for _, result in audited]
     if not (names or every or full):
@@ -348,7 +347,7 @@ def _report(
 
 
 def _page(subjects: list[Subject], results: list[AuditResult], not_audited: Mapping[str, str]) -> str:
-    from ..audit.render.page import to_html
+    from ..audit.page import to_html
     from .losses import fixes_for
 
     summaries = [subject.summary for subject in subjects]

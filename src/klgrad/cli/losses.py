@@ -10,9 +10,9 @@ from rich.console import Console, Group
 
 from ..audit import Subject, catalogue, load_every
 from ..audit.call import UserLoss, settings_for
+from ..audit.page import Fix, Fixes
 from ..audit.policy import PolicyResult, audit_whole
-from ..audit.render.page import Fix, Fixes
-from ..audit.render.policy_page import in_full, overview, to_html, to_json, to_markdown
+from ..audit.policy_page import in_full, overview, to_html, to_json, to_markdown
 from ..audit.subject import FileLosses, as_subject, imports_for, locate
 from ..errors import KlgradError, LossCallError, LossImportError, UnknownNameError
 from ..frameworks import FRAMEWORKS, HOMES, SETTINGS
@@ -128,14 +128,14 @@ def find_losses(names: list[str], settings: Json, console: Console, failures: Fa
 def _find(name: str, settings: Json, console: Console, *, alone: bool) -> FileLosses:
     if framework_of(name):
         return FileLosses(settings_of(console, [name], wanted=True), {})
-    known = catalogue()
-    if name in known:
-        return FileLosses([known[name]], {})
     if ":" in name:
         loss = locate(name)
         return FileLosses([as_subject(loss, name, settings if alone else settings_for(loss, settings))], {})
     if name.endswith(".py"):
         return load_every(name, settings)
+    known = catalogue()
+    if name in known:
+        return FileLosses([known[name]], {})
     if Path(f"{name}.py").is_file():
         raise LossImportError("a name of the catalogue or of a framework, or a Python file", name, f"write {name}.py")
     raise UnknownNameError("loss", name, [*known, *FRAMEWORKS])

@@ -25,8 +25,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ...audit.gradients import expected_gradient
-from ...audit.subject import as_subject
+from ...audit.subject import as_subject, expected_gradient
 from ...core.term import KLTerm
 from ...drawing import STYLES
 from ...enumeration import autoregressive, target_gradients

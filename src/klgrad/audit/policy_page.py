@@ -10,11 +10,11 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from ...policy_losses import Weight
-from ...support import finite
-from ..policy import Drift, PolicyAnatomy, PolicyResult
-from ..sentences import besides, scale, summary, unit
+from ..policy_losses import Weight
+from ..support import finite
 from .page import Frame, Plot, environment
+from .policy import Drift, PolicyAnatomy, PolicyResult
+from .sentences import besides, scale, summary, unit
 from .terminal import markdown_table
 
 # The parts in words.

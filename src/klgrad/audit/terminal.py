@@ -10,12 +10,12 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from ...support import finite
-from ..advice import STANDINGS, notes, rows, standing
-from ..batch import proof_cases
-from ..procedure import AuditResult
-from ..sentences import cells, part_differences
-from ..subject import Subject
+from ..support import finite
+from .advice import STANDINGS, notes, rows, standing
+from .batch import proof_cases
+from .procedure import AuditResult
+from .sentences import cells, part_differences
+from .subject import Subject
 
 # Audit results as JSON and as a Markdown table.
 
