@@ -725,8 +725,8 @@ def _by_jax(loss: OfArrays) -> Derivatives:
         leaves = jax.tree.leaves(tensors)
         wide = any(x.dtype == torch.float64 for x in leaves)
         with jax.enable_x64(wide), jax.default_device(jax.devices("cpu")[0]):
-            found = derivatives(*jax.tree.map(lambda x: x.detach().numpy(), tensors))
-        return jax.tree.map(torch.from_dlpack, found)
+            derived = derivatives(*jax.tree.map(lambda x: x.detach().numpy(), tensors))
+        return jax.tree.map(torch.from_dlpack, derived)
 
     return of_tensors
 

@@ -16,12 +16,12 @@ from torch import Tensor
 from ..core.divergences import Divergence, optimum
 from ..core.term import as_code
 from ..targets import TARGETS, Role, Verdict
-from .advice import at_and_beyond, notes, outside, rows, standing
+from .advice import at_and_beyond, notes, rows, standing
 from .batch import proof_cases
 from .parts import Anatomy
 from .probes import GRID, function_of
 from .procedure import AuditResult
-from .sentences import cells
+from .sentences import cells, outside
 from .terminal import KIND_TITLES, PARTS
 
 # Templates with autoescape, and filters for text that may break over lines.

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass, field, fields, replace
-from typing import Literal, NamedTuple, cast
+from typing import Literal, cast
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from .anatomy import enumerate_gradients, read_anatomy
 from .batch import Advantages, Batch, advantage_of, cases
 from .call import Settings
 from .parts import Anatomy
-from .subject import Kind, Parts, Subject, as_subject, evaluate, expected_gradient
+from .subject import Kind, Parts, Subject, all_finite, as_subject, evaluate, expected_gradient
 
 Holds = Literal["always", "large-batches"]
 """Whether a verdict holds in batches of every size, or in the limit of large ones only."""
@@ -150,7 +150,7 @@ def audit(
     subject = as_subject(loss, name, settings)
     anatomy = enumerate_gradients(subject, read_anatomy(subject, advantages), advantages)
     fresh, stale = fresh_name(anatomy), stale_name(anatomy)
-    numerics = probe_float32(subject)
+    wrong_from, finite = probe_float32(subject)
     of_others = subject.kind == "framework"  # the batches that this package makes for their code have no such masks
     leaks, changes = (None, None) if of_others else probe_gaps(subject)
     result = AuditResult(
@@ -166,8 +166,8 @@ def audit(
         scale=None if anatomy.is_nothing or not anatomy.proved_fresh else anatomy.scale,
         variance=None,
         variance_near=None,
-        float32_wrong_from=numerics.wrong_from,
-        finite=numerics.finite and anatomy.finite and anatomy.finite_at_ref,
+        float32_wrong_from=wrong_from,
+        finite=finite and anatomy.finite and anatomy.finite_at_ref,
         reads_masked=None if of_others else reads_masked(subject),
         leaks_at_gaps=leaks,
         stumbles_over_gaps=leaks or changes,
@@ -336,22 +336,14 @@ DIGITS_LOST = 0.01
 """Relative difference between the float32 and the float64 coefficient that counts as wrong."""
 
 
-class Numerics(NamedTuple):
-    """What the probes found; a log-ratio is signed, log π - log ref.
+def probe_float32(subject: Subject) -> tuple[float | None, bool]:
+    """Vary the log-ratio of one token of a group of three, with one group for each log-ratio in one batch.
 
-    Attributes:
-        wrong_from: the log-ratio smallest in size at which the float32 coefficient is more than 1% off its float64
-            value, or None.
-        finite: whether loss and gradient stay finite in float32 at every probe. A loss that raises an error there, as
-            one that checks its own values, is not finite.
+    Returns:
+        The log-ratio, log π - log ref, smallest in size at which the float32 coefficient is more than 1% off its
+        float64 value, or None; and whether loss and gradient stay finite in float32 at every probe. A loss that raises
+        an error there, as one that checks its own values, is not finite.
     """
-
-    wrong_from: float | None
-    finite: bool
-
-
-def probe_float32(subject: Subject) -> Numerics:
-    """Vary the log-ratio of one token of a group of three, with one group for each log-ratio in one batch."""
     sizes = tuple(x + i * SPACING for x in LIVE_RANGE for i in range(NEIGHBOURS))
     live, extreme = (tuple(sign * x for sign in (-1.0, 1.0) for x in each) for each in (sizes, EXTREMES))
     low, finite = _coefficients(subject, live, torch.float32)
@@ -359,7 +351,7 @@ def probe_float32(subject: Subject) -> Numerics:
     _, finite_beyond = _coefficients(subject, extreme, torch.float32)
     n = len(sizes)
     wrong = [_wrong_from(-1.0, low[:n], high[:n]), _wrong_from(1.0, low[n:], high[n:])]
-    return Numerics(min((x for x in wrong if x is not None), key=abs, default=None), finite and finite_beyond)
+    return min((x for x in wrong if x is not None), key=abs, default=None), finite and finite_beyond
 
 
 def _wrong_from(sign: float, low: list[float], high: list[float]) -> float | None:
@@ -378,7 +370,7 @@ def _coefficients(subject: Subject, log_ratios: tuple[float, ...], dtype: torch.
         loss, parts = evaluate(subject.large(), probe_batch(*log_ratios, dtype=dtype))
     except LossCallError:
         return [math.nan] * len(log_ratios), False
-    return parts[0][:: len(LOGP), 1].tolist(), all(bool(torch.isfinite(x).all()) for x in (loss, *parts))
+    return parts[0][:: len(LOGP), 1].tolist(), all_finite((loss, *parts))
 
 
 LOGP = ((-0.7, -0.5, -1.9), (-1.1, -0.3, -0.8), (-2.3, -1.4, -0.6))
@@ -458,7 +450,7 @@ def is_finite_if_empty(subject: Subject) -> bool:
         loss, parts = evaluate(subject, _masked_at((0, 0), (0, 1), (0, 2)))
     except LossCallError:
         return False
-    return all(bool(x.isfinite().all()) for x in (loss, *parts))
+    return all_finite((loss, *parts))
 
 
 def _masked_at(*positions: tuple[int, int]) -> Batch:

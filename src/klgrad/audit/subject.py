@@ -7,7 +7,7 @@ import inspect
 import math
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
@@ -141,6 +141,11 @@ class Subject:
                 f"{batch.logp.dtype} tensors of shape {tuple(batch.logp.shape)} and a bool mask"
                 f"{self._on_vocabulary(batch)}",
             ) from error
+
+    @property
+    def is_given_logits(self) -> bool:
+        """Whether it is a user's loss that may look at logits."""
+        return isinstance(self.loss, UserLoss) and self.loss.uses("logits")
 
     def _on_vocabulary(self, batch: Batch) -> str:
         """For a loss of logits, their shape; and which of its numbers are larger than the vocabularies of the audit."""
@@ -550,6 +555,11 @@ def evaluate(subject: Subject, batch: Batch) -> tuple[Tensor, Parts]:
     return loss.detach(), Parts(*(torch.zeros_like(x) if slope is None else slope for x, slope in pairs))
 
 
+def all_finite(tensors: Iterable[Tensor]) -> bool:
+    """Whether no number of them is NaN or infinite."""
+    return all(bool(torch.isfinite(x).all()) for x in tensors)
+
+
 def expected_gradient(subject: Subject, problem: Problem, size: int, advantage: Tensor) -> Gradient:
     """Sum over every group of `size` completions; with advantages, sum what the reference adds to the gradient."""
     members, probability = every_group(problem, size, ordered=not subject.exchangeable)
@@ -575,10 +585,10 @@ def every_gradient(subject: Subject, problem: Problem, members: Tensor, advantag
     if subject.stacks:
         parts = of_reference(subject, from_problem(problem, members, advantage))
         # A stacked call is a mean over all rows: multiply by the number of groups for the mean over one group.
-        found = [Parts(*(part * len(members) for part in parts))]
+        each = [Parts(*(part * len(members) for part in parts))]
     else:
-        found = [of_reference(subject, from_problem(problem, group[None], advantage)) for group in members]
-    parts = (torch.cat(part) for part in zip(*found, strict=True))
+        each = [of_reference(subject, from_problem(problem, group[None], advantage)) for group in members]
+    parts = (torch.cat(part) for part in zip(*each, strict=True))
     return on_parameters(problem, members, Parts(*(part.reshape(*members.shape, *part.shape[1:]) for part in parts)))
 
 
@@ -594,7 +604,9 @@ def of_reference(subject: Subject, batch: Batch) -> Parts:
 def on_parameters(problem: Problem, members: Tensor, parts: Parts) -> Tensor:
     """From derivatives (M, G, T) or (M, G, T, V) by the tensors of a batch to those (M, P·V + T) by the parameters."""
     mask = problem.space.mask[members]
-    padding = torch.where(mask, 0, parts.logp + _one_number(parts.logits)).sum(1)
+    # One number for the gradient on the logits of a position; equal weights would give 0 behind a softmax.
+    weights = torch.arange(1, parts.logits.shape[-1] + 1, dtype=parts.logits.dtype)
+    padding = torch.where(mask, 0, parts.logp + parts.logits @ weights).sum(1)
     jacobians = (problem.scores, problem.kl_gradients, problem.forward_kl_gradients)
     per_group = torch.zeros(len(members), problem.logits.numel(), dtype=problem.logits.dtype)
     for part, jacobian in zip(parts[:3], jacobians, strict=True):
@@ -611,11 +623,6 @@ def _at_own_prefix(problem: Problem, members: Tensor, on_logits: Tensor) -> Tens
     prefix = problem.space.prefix[members].reshape(m, -1, 1).expand(-1, -1, v)
     table = torch.zeros(m, problem.space.prefixes, v, dtype=problem.logits.dtype)
     return table.scatter_add_(1, prefix, on_logits.reshape(m, -1, v).to(table.dtype)).flatten(1)
-
-
-def _one_number(on_logits: Tensor) -> Tensor:
-    """One number per position for the gradient on its logits; equal weights would give 0 behind a softmax."""
-    return on_logits @ torch.arange(1, on_logits.shape[-1] + 1, dtype=on_logits.dtype)
 
 
 def sum_over_rows(problem: Problem, members: Tensor, parts: Parts) -> Gradient:
