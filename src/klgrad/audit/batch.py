@@ -188,9 +188,7 @@ class Case:
 
 SHAPES = (
     # Vocabulary, length, ends, group size, seed. Pairs on the larger spaces, triples on the smaller: of a pair, a
-    # division by the standard deviation of the group keeps only the sign. Each seed is the first whose far problem
-    # exceeds every common clamp and bound (tested): k3 and k2, clamped at 10, have no gradient where log π/ref is
-    # beyond -2.61 and ±4.47, and importance ratios are truncated at 2 to 10.
+    # division by the standard deviation of the group keeps only the sign.
     (3, 2, False, 2, 19),
     (3, 3, True, 2, 1),
     (2, 2, False, 3, 75),
