@@ -94,4 +94,4 @@ def test_a_mean_per_completion_prefers_short_completions_even_on_policy(case):
     found = update(loss, case, torch.ones(len(case.problem.space), dtype=torch.float64))
     shortness = 1 / case.problem.space.mask.sum(-1).double()
     EXACT.check_vector(found, differentiated(case, lambda q: (q.logp.sum(-1).exp() * shortness).sum()))
-    assert (found.norm() > 0.01) == case.varying
+    assert (found.norm() > 0.01) == case.problem.space.ends

@@ -60,7 +60,8 @@ def findings(r: "AuditResult") -> list[tuple[str, str]]:
     if a.finite and not a.proved_fresh and a.top_k is None:
         pairs.append((f"depends on {', '.join(a.matters)}" if a.matters else "not proved", ""))
     wrong = r.float32_wrong_from
-    if wrong is not None and _is_live(r, wrong):
+    edge = r.dead_below if (wrong or 0.0) < 0 else r.dead_above
+    if wrong is not None and (edge is None or abs(wrong) < abs(edge)):
         pairs.append((f"float32 fails from l = {wrong:g}", f"in float32 it is wrong {at_and_beyond(wrong)}"))
     dead = outside(r.dead_below, r.dead_above)
     if dead:
@@ -112,12 +113,6 @@ def _of_mask(r: "AuditResult") -> list[tuple[str, str]]:
     if r.leaks_at_gaps:
         return [("touches masked gaps", f"{inside} have a gradient")]
     return [("masked gaps change it", f"{inside} change its gradient")] if r.stumbles_over_gaps else []
-
-
-def _is_live(r: "AuditResult", log_ratio: float) -> bool:
-    """Whether the coefficient is not dead at a log-ratio."""
-    edge = r.dead_below if log_ratio < 0 else r.dead_above
-    return edge is None or abs(log_ratio) < abs(edge)
 
 
 # From the parts to the advice: one remedy for each part that differs from a KL as it is mostly meant.
