@@ -462,7 +462,7 @@ def _read_large_vocabulary(subject: Subject, parts: Anatomy) -> Anatomy:
     rest = each[policy[0, 0].argmin()]
     unseen = (each - rest).abs() <= 1e-9 * each.abs().max()
     parts = replace(parts, unexplained=parts.unexplained | {f"a vocabulary of {VOCABULARY}": gap})
-    if int(unseen.sum()) <= VOCABULARY // 4 or gap <= parts.allowed or not (parts.full is not None or any(parts.exact)):
+    if int(unseen.sum()) <= VOCABULARY // 4 or gap <= parts.allowed or not parts.is_exact:
         return parts
     # Of a tail that is left out the coefficient is 0; of one that is added up it is that of its log-ratio.
     log_ratio = (policy - ref)[0, 0, ~unseen]
@@ -569,7 +569,7 @@ RATIOS = ("none", "token", "prefix", "before", "sequence", "mean")
 
 def _choose_samples(reader: PartReader, parts: Anatomy) -> Anatomy:
     inputs = reader.at_random([TOKENS] * ROWS, stale=0.02, seed=2)
-    has_exact = any(parts.exact) or parts.full is not None or any(c.source != "sampled" for c in parts.credits)
+    has_exact = parts.is_exact or any(c.source != "sampled" for c in parts.credits)
 
     def candidates() -> Iterator[Anatomy]:
         for ratio in RATIOS:
@@ -903,7 +903,7 @@ def _compare(reader: PartReader, parts: Anatomy) -> dict[str, float]:
         # Beyond the bounds of a mean over the completion's tokens.
         "very stale samples": reader.at_random(MIXED, stale=2.5, seed=17),
     }
-    if any(parts.exact) or parts.full is not None:
+    if parts.is_exact:
         # Beside small log-ratios: an estimate at large ones would hide that the divergence is clamped.
         far = reader.at_random(MIXED, seed=15)
         larger = {name: 6 * getattr(far, name) for name in ("tilt", "token_reverse_kl", "token_forward_kl")}

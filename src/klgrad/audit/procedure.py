@@ -219,9 +219,8 @@ def fresh_name(a: Anatomy) -> Verdict:
 
 def _keeps_direction(a: Anatomy) -> bool:
     """Whether the unit, the baseline and the bounds of the coefficient leave the direction of a target."""
-    is_exact = any(a.exact) or a.full is not None
     # The mean of a group shrinks what it is subtracted from by 1 - 1/n, and must shrink all of it.
-    shrinks_a_part = a.baseline.name == "group-mean" and bool(a.credits) and (is_exact or a.baseline.covers != "all")
+    shrinks_a_part = a.baseline.name == "group-mean" and bool(a.credits) and (a.is_exact or a.baseline.covers != "all")
     return (
         not a.has_edges
         and not shrinks_a_part
@@ -254,12 +253,11 @@ SAMPLER_PREFIXES: dict[Verdict, TargetName] = {
 
 def _without_ratio(a: Anatomy, fresh: Verdict) -> TargetName | None:
     """The mean under the sampler that the coefficients of a verdict on fresh samples descend on stale ones."""
-    is_exact = any(a.exact) or a.full is not None
     if a.is_sum_of_all:
         return "squared-sequence"
-    if a.credits or a.baseline.name != "none" or (is_exact and not a.own.is_zero):
+    if a.credits or a.baseline.name != "none" or (a.is_exact and not a.own.is_zero):
         return None
-    if is_exact:
+    if a.is_exact:
         return SAMPLER_PREFIXES.get(fresh)
     by_mean: dict[Verdict, TargetName] = {"reverse-kl-token": "squared-token", "forward-kl-token": "k3-token"}
     return by_mean.get(fresh)
@@ -275,8 +273,7 @@ def stale_name(a: Anatomy) -> Verdict:
     if (
         not a.proved
         or any(a.entropy)
-        or a.power
-        or a.temperature != 1
+        or a.is_other_policy
         or a.is_misplaced
         or a.unit.name in ("completion-mean", "other")
     ):

@@ -182,7 +182,7 @@ def _corrected(a: Anatomy) -> str:
 
 def _uncorrected(a: Anatomy) -> str:
     """Without a ratio: a coefficient c(l) descends the mean of h(l) under the sampler, the integral of c."""
-    own, is_exact = a.own_shares, any(a.exact) or a.full is not None
+    own = a.own_shares
     is_bounded = a.has_edges or len(own) != 1
     ((name, weight),) = own.items() if len(own) == 1 else (("", 1.0),)
     descends = "the mean" if weight > 0 else "climbs the mean"
@@ -198,8 +198,8 @@ def _uncorrected(a: Anatomy) -> str:
             return "no objective: later tokens are those of the sampler"
         return "no objective: without a ratio"
     texts = [] if a.own.is_zero else [f"{descends} of {_mean_of(name, is_bounded, 'l')} under the sampler"]
-    texts += ["the same on the sampler's prefixes"] if is_exact and not texts else []
-    return texts[0] + (", and its exact part on the sampler's prefixes" if is_exact and not a.own.is_zero else "")
+    texts += ["the same on the sampler's prefixes"] if a.is_exact and not texts else []
+    return texts[0] + (", and its exact part on the sampler's prefixes" if a.is_exact and not a.own.is_zero else "")
 
 
 def _mean_of(name: str, is_bounded: bool, argument: str) -> str:
