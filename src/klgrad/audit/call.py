@@ -611,7 +611,7 @@ Tensors = dict[str, Tensor]
 OfArrays = Callable[[dict[str, Any]], Any]
 """A loss of arrays by name."""
 
-Derivatives = Callable[[Tensors, Tensors, Tensor | None], tuple[Tensor, Tensors]]
+ValueAndSlopes = Callable[[Tensors, Tensors, Tensor | None], tuple[Tensor, Tensors]]
 """The value of a loss, and its derivatives by the first tensors: of its sum, or in the direction of a cotangent."""
 
 # Which library a loss belongs to.
@@ -695,7 +695,9 @@ def in_torch(loss: OfArrays, library: Literal["jax", "mlx"]) -> Callable[[Tensor
 
 class _Bridge(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, derivatives: Derivatives, fixed: Tensors, names: tuple[str, ...], *moving: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, derivatives: ValueAndSlopes, fixed: Tensors, names: tuple[str, ...], *moving: Tensor
+    ) -> Tensor:
         def along(cotangent: Tensor | None) -> tuple[Tensor, list[Tensor]]:
             out, slopes = derivatives(dict(zip(names, moving, strict=True)), fixed, cotangent)
             return out, [slopes[name] for name in names]
@@ -711,7 +713,7 @@ class _Bridge(torch.autograd.Function):
         return None, None, None, *ctx.along(cotangent[0])[1]
 
 
-def _by_jax(loss: OfArrays) -> Derivatives:
+def _by_jax(loss: OfArrays) -> ValueAndSlopes:
     import jax  # pyright: ignore[reportMissingImports]
     import jax.numpy as jnp  # pyright: ignore[reportMissingImports]
 
@@ -731,7 +733,7 @@ def _by_jax(loss: OfArrays) -> Derivatives:
     return of_tensors
 
 
-def _by_mlx(loss: OfArrays) -> Derivatives:
+def _by_mlx(loss: OfArrays) -> ValueAndSlopes:
     import mlx.core as mx  # pyright: ignore[reportMissingImports]
 
     def array(x: Tensor) -> Any:
