@@ -10,7 +10,7 @@ from torch.nn.functional import kl_div
 
 from klgrad import KLTerm
 from klgrad.audit import audit
-from klgrad.audit.advice import in_words
+from klgrad.audit.sentences import summary
 from klgrad.frameworks import recorded
 from klgrad.zoo import CELLS
 
@@ -76,4 +76,4 @@ def words(name: str) -> tuple[str, str]:
         return known.words[name]
     torch.set_num_threads(1)
     result = audit(OTHERS[name]) if name in OTHERS else audited(name)
-    return in_words(result), in_words(result, on_policy=False)
+    return summary(result.anatomy), summary(result.anatomy, on_policy=False)

@@ -12,11 +12,10 @@ from pathlib import Path
 
 import torch
 
-from klgrad.audit import audit
+from klgrad.audit import audit, policy_page as policies
 from klgrad.audit.policy import PolicyResult, audit_whole
-from klgrad.audit.render import policy_page as policies
-from klgrad.audit.render.terminal import COLUMNS, cells_of, markdown_table
 from klgrad.audit.sentences import summary
+from klgrad.audit.terminal import COLUMNS, cells_of, markdown_table
 from klgrad.frameworks import DEFAULTS, FRAMEWORKS, Framework, Recorded, recorded
 from klgrad.frameworks.conversion import pull_of
 

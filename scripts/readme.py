@@ -30,11 +30,10 @@ import torch
 import which_term
 from reference.text import table
 
-from klgrad.audit import audit, load
+from klgrad.audit import audit, load, policy_page as policies
 from klgrad.audit.policy import audit_whole
-from klgrad.audit.render import policy_page as policies
-from klgrad.audit.render.terminal import markdown_table
 from klgrad.audit.sentences import report
+from klgrad.audit.terminal import markdown_table
 from klgrad.frameworks import FRAMEWORKS, recorded
 from klgrad.policy_losses import POLICY_LOSSES
 

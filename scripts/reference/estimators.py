@@ -2,7 +2,7 @@
 
 import torch
 
-from klgrad.audit.advice import in_words
+from klgrad.audit.sentences import summary
 from klgrad.core import estimators
 from klgrad.core.estimators import Estimator
 from klgrad.zoo import CELLS
@@ -44,7 +44,9 @@ def _page(name: str) -> str:
     one, value, slope = SHOWN[name]
     doc = one.__doc__ or ""
     at = "at $\\lambda = 1/2$ " if name == "k_lambda" else ""
-    used = [(f"[{loss}](../zoo/{loss}.md)", CELLS[loss].summary, in_words(audited(loss))) for loss in _losses(name)]
+    used = [
+        (f"[{loss}](../zoo/{loss}.md)", CELLS[loss].summary, summary(audited(loss).anatomy)) for loss in _losses(name)
+    ]
     uses = table(("loss", "what it is", "on-policy it descends"), used) if used else "None: it is a value to report.\n"
     return (
         f"# {name}\n\n{sections(doc)[0]}\n\n"

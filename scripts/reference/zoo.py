@@ -1,7 +1,7 @@
 """A page for each loss of `klgrad.zoo`: definition, verdict, and what to use instead or the term with its target."""
 
 from klgrad import zoo
-from klgrad.audit.advice import in_words
+from klgrad.audit.sentences import summary
 from klgrad.core.term import KLTerm, as_code
 from klgrad.targets import TARGETS
 from klgrad.zoo import CELLS, Cell
@@ -47,7 +47,7 @@ def _index() -> str:
     starts = [names.index(first) for first in PLACES.values()]
     for title, start, end in zip(PLACES, starts, [*starts[1:], len(names)], strict=True):
         rows = [
-            (f"[{name}]({name}.md)", in_words(audited(name)), in_words(audited(name), on_policy=False))
+            (f"[{name}]({name}.md)", summary(audited(name).anatomy), summary(audited(name).anatomy, on_policy=False))
             for name in names[start:end]
         ]
         parts.append(f"\n## {title}\n\n{table(('loss', 'on-policy it descends', 'off-policy'), rows)}")

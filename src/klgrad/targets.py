@@ -45,7 +45,7 @@ Verdict = Literal[
 `sum-of-targets` the sum of two targets, which the audit names beside it, and `unknown` none of these."""
 
 Role = Literal["reverse", "forward", "sampler", "climbs", "nothing", "sum", "unknown"]
-"""Decides how a target is drawn: `klgrad.audit.render.page` has the icon of each role."""
+"""Decides how a target is drawn: `klgrad.audit.page` has the icon of each role."""
 
 
 class Descends(NamedTuple):

@@ -10,7 +10,7 @@ from oracle import SEQUENCES
 from tolerances import SINGLE
 
 from klgrad.audit.batch import from_problem
-from klgrad.audit.gradients import expected_gradient
+from klgrad.audit.subject import expected_gradient
 from klgrad.frameworks import FRAMEWORKS
 
 pytest.importorskip("jax")

@@ -5,7 +5,7 @@ import pytest
 from klgrad import Clip, ImportanceWeighting, KLTerm, Mask, Truncate, zoo
 from klgrad.audit import audit
 from klgrad.audit.advice import EITHER, KEEP_TARGET, NOISY, STALE, Advice
-from klgrad.audit.render.page import to_html
+from klgrad.audit.page import to_html
 from klgrad.audit.subject import as_subject, every_term
 from klgrad.core.term import Remedy, as_code
 from klgrad.targets import TARGETS

@@ -1,13 +1,13 @@
-"""Each part of a loss is read as it was declared."""
+"""Each part of a loss is read as it was declared, and losses as recipes have them are told for what they are."""
 
 from itertools import product
 
 import pytest
 import torch
+from torch.nn.functional import relu, softplus
 
 from klgrad import ImportanceWeighting, KLTerm, Truncate
-from klgrad.audit import audit, catalogue
-from klgrad.audit.advice import notes
+from klgrad.audit import audit
 from klgrad.audit.anatomy import Bound, read_anatomy
 from klgrad.audit.probes import read_curve
 from klgrad.audit.sentences import cells, divergence, formula, report
@@ -149,32 +149,6 @@ def test_the_edges_of_a_bound_beside_a_constant_without_a_ratio():
     assert (parts.samples.bound, parts.constant, parts.proved) == (Bound("truncate", None, 2.0), 1.0, True)
 
 
-CELLS = {
-    # own curve, its edges, horizon and estimate, unit, constant
-    "k1-loss": ({}, None, "none", "", "sum", 1.0),
-    "k3-loss-clamped": ({"forward-kl": 1.0}, (-2.610869, 10.999983), "none", "", "sum", 0.0),
-    "abs-loss": ({"total-variation": 1.0}, None, "none", "", "sum", 0.0),
-    "k-half-loss": ({"forward-kl": 0.5}, None, "none", "", "sum", 0.5),
-    "k2-loss-length-mean": ({"reverse-kl": 1.0}, None, "none", "", "completion-mean", 0.0),
-    "k2-loss-token-mean": ({"reverse-kl": 1.0}, None, "none", "", "token-mean", 0.0),
-    "ratio-k2-loss": ({"reverse-kl": 1.0, "k2": 1.0}, None, "none", "", "sum", 0.0),
-    "k3-reward": ({"k3": 1.0}, None, "all", "k3", "sum", 0.0),
-    "k3-both-half": ({"reverse-kl": 0.5}, None, "all", "k3", "sum", 0.0),
-    "k1-reward-group-mean": ({"reverse-kl": 1.0}, None, "all", "k1", "sum", 0.0),
-}
-
-
-@pytest.mark.parametrize("name", CELLS)
-def test_the_parts_of_a_loss_of_the_zoo(name):
-    shares, edges, horizon, estimate, unit, constant = CELLS[name]
-    parts = read_anatomy(catalogue()[name])
-    assert parts.own.shares == pytest.approx(shares)
-    assert parts.proved
-    assert (parts.own.low, parts.own.high) == ((None, None) if edges is None else pytest.approx(edges, abs=1e-6))
-    assert (parts.horizon.kind, parts.horizon.estimate) == (horizon, estimate)
-    assert (parts.unit.name, parts.constant) == (unit, constant)
-
-
 def test_a_curve_that_is_no_known_function_keeps_its_points():
     curve = read_curve(lambda x: torch.tanh(x) ** 3)
     assert curve.shares == {}
@@ -186,27 +160,6 @@ def test_the_scale_of_a_curve_is_its_slope_at_the_reference():
     assert read_curve(lambda x: 3 * REVERSE_KL.slope(x)).scale == pytest.approx(3)
     assert read_curve(huber(0.5).slope).scale == pytest.approx(1)
     assert read_curve(alpha(-1.0).slope).scale == pytest.approx(1, rel=0.01)  # between points, by interpolation
-
-
-def test_the_parts_in_json():
-    found = audit(catalogue()["k3-loss-clamped"]).to_dict()["anatomy"]
-    assert found["divergence"] | {"convex": False} == found["divergence"]
-    assert (found["divergence"]["name"], found["divergence"]["scale"], found["divergence"]["level"]) == (
-        "forward-kl",
-        1.0,
-        "token",
-    )
-    assert found["horizon"] == {"kind": "none", "discount": None, "weights": [], "estimate": None}
-    assert (found["samples"]["ratio"], found["samples"]["bound"]) == ("none", None)
-    assert (found["unit"], found["baseline"], found["divided_by_spread"]) == ("sum", "none", False)
-    assert (found["constant"], found["entropy"], found["additive"], found["masked_tokens_leak"]) == (
-        0.0,
-        0.0,
-        True,
-        False,
-    )
-    assert found["proved"]
-    assert found["unexplained"] < 1e-9
 
 
 @pytest.mark.parametrize(
@@ -274,7 +227,7 @@ def k2_of(log_ratio):
 
 
 def k3_of(log_ratio):
-    return (-log_ratio).exp() - 1 + log_ratio
+    return torch.expm1(-log_ratio) + log_ratio
 
 
 def clipped_leave_one_out(logp, ref_logp, old_logp, mask, group):
@@ -413,6 +366,168 @@ def test_a_loss_in_bfloat16_is_told_as_rounded():
     assert audit(loss).anatomy.matters[:1] == ("a rounding to bfloat16",)
 
 
-def test_a_loss_that_is_not_deterministic_has_no_other_note():
-    result = audit(lambda logp, ref_logp: torch.nn.functional.dropout((logp - ref_logp) ** 2))
-    assert notes(result) == ["not deterministic"]
+# Losses as recipes have them, of which each is taken apart into the parts that its formula has.
+
+
+def token_mean(x, mask):
+    return torch.where(mask, x, 0).sum() / mask.sum()
+
+
+def completion_mean(x, mask):
+    return torch.where(mask, x, 0).sum(-1) / mask.sum(-1)
+
+
+def of_ratio(estimate, bound, *, geometric=False):
+    """A ratio that is differentiated within its bound, times an estimate."""
+
+    def loss(logp, ref_logp, old_logp, mask):
+        log = logp - old_logp
+        log = completion_mean(log, mask)[:, None] if geometric else log
+        return token_mean(bound(log.exp()) * estimate(logp - ref_logp), mask)
+
+    return loss
+
+
+DIFFERENTIATED = [
+    # estimate, bound, where it is; what is left within it and beyond it: shares of slopes, and a constant
+    (k3_of, lambda r: r.clamp(max=2.0), (None, 2.0), {"reverse-kl": 1.0}, {"forward-kl": 1.0}, 0.0),
+    (k3_of, lambda r: r.clamp(0.8, 1.2), (0.8, 1.2), {"reverse-kl": 1.0}, {"forward-kl": 1.0}, 0.0),
+    (k3_of, lambda r: r.clamp(min=0.5), (0.5, None), {"reverse-kl": 1.0}, {"forward-kl": 1.0}, 0.0),
+    (k2_of, lambda r: r.clamp(0.8, 1.2), (0.8, 1.2), {"other": 1.0}, {"reverse-kl": 1.0}, 0.0),
+    (lambda l: l, lambda r: r.clamp(0.8, 1.2), (0.8, 1.2), {"reverse-kl": 1.0}, {}, 1.0),
+]
+
+
+@pytest.mark.parametrize(("estimate", "bound", "edges", "inside", "beyond", "constant"), DIFFERENTIATED)
+def test_a_ratio_that_is_differentiated_leaves_another_curve_beyond_its_bound(
+    estimate, bound, edges, inside, beyond, constant
+):
+    a = audit(of_ratio(estimate, bound)).anatomy
+    found = a.samples.bound
+    assert a.proved
+    assert found is not None
+    assert found.beyond is not None
+    assert (a.samples.ratio, found.low, found.high) == ("token", *edges)
+    assert (a.shares, found.beyond[0].shares, found.beyond[1]) == (inside, beyond, constant)
+
+
+def test_the_ratio_of_a_completion_is_differentiated_in_all_its_tokens():
+    a = audit(of_ratio(k3_of, lambda r: r.clamp(0.8, 1.2), geometric=True)).anatomy
+    assert a.proved
+    assert (a.samples.ratio, a.samples.bound.low, a.samples.bound.high) == ("mean", 0.8, 1.2)
+    assert a.samples.bound.beyond[0].shares == {"forward-kl": 1.0}
+    assert [c.divided for c in a.credits] == [True]
+
+
+def gated(ratio, inside):
+    """Tokens count if a ratio, which weighs nothing, is within bounds."""
+
+    def loss(logp, ref_logp, old_logp, mask):
+        log = torch.where(mask, logp - old_logp, 0).detach()
+        total = log.sum(-1, keepdim=True)
+        ratios = {"token": log, "sequence": total, "mean": total / mask.sum(-1, keepdim=True)}[ratio].exp()
+        return token_mean(k3_of(logp - ref_logp) * inside(ratios), mask)
+
+    return loss
+
+
+@pytest.mark.parametrize("ratio", ["token", "sequence", "mean"])
+@pytest.mark.parametrize("edges", [(None, 1.2), (0.5, 2.0)])
+def test_a_ratio_may_only_decide_which_tokens_count(ratio, edges):
+    low, high = edges[0] or 0.0, edges[1]
+    a = audit(gated(ratio, lambda r: (r >= low) & (r <= high))).anatomy
+    assert a.proved
+    assert (a.samples.weight, a.samples.ratio) == ("none", ratio)
+    assert (a.samples.bound.kind, a.samples.bound.low, a.samples.bound.high) == ("gate", *edges)
+
+
+OWN_PROBABILITY = [
+    (lambda logp, ref_logp: (logp.exp() - ref_logp.exp()) ** 2, 2.0, {"forward-kl": 2.0}, 0.0),
+    (lambda logp, ref_logp: logp.exp() * (logp - ref_logp), 1.0, {"reverse-kl": 1.0}, 1.0),
+    (lambda logp, ref_logp: ref_logp.exp() * (ref_logp - logp), 1.0, {"forward-kl": 1.0}, -1.0),
+]
+
+
+@pytest.mark.parametrize(("value", "power", "shares", "constant"), OWN_PROBABILITY)
+def test_a_probability_that_weighs_the_sample_again(value, power, shares, constant):
+    result = audit(lambda logp, ref_logp, mask: token_mean(value(logp, ref_logp), mask))
+    a = result.anatomy
+    assert a.proved
+    assert (a.power, a.shares, a.constant) == (power, shares, pytest.approx(constant))
+    assert (result.verdict, result.verdict_off_policy) == ("unknown", "unknown")
+    assert "leave out the factor π" in str(result.advice).lower()
+
+
+@pytest.mark.parametrize("temperature", [0.5, 2.0, 3.0])
+def test_a_divergence_at_a_temperature(temperature):
+    def loss(logits, ref_logits, mask):
+        p, q = ((z / temperature).log_softmax(-1) for z in (logits, ref_logits))
+        return token_mean((q.exp() * (q - p)).sum(-1), mask)
+
+    result = audit(loss)
+    assert result.anatomy.proved
+    assert (result.anatomy.temperature, result.anatomy.shares) == (temperature, {"forward-kl": 1.0})
+    assert result.verdict == "unknown"
+    assert divergence(result.anatomy) == f"forward KL, KL(ref‖π), of each token, at temperature {temperature:g}"
+
+
+@pytest.mark.parametrize(("value", "shares"), [(k2_of, {"reverse-kl": 1.0}), (k3_of, {"forward-kl": 1.0})])
+def test_a_function_of_the_mean_log_ratio(value, shares):
+    def loss(logp, ref_logp, mask):
+        return value(completion_mean(logp - ref_logp, mask)).mean()
+
+    result = audit(loss)
+    a = result.anatomy
+    assert a.proved
+    assert (a.level, a.unit.name, a.shares, a.horizon.kind) == ("mean", "completion-mean", shares, "all")
+    assert result.verdict == "unknown"
+
+
+def test_an_exponential_of_the_whole_completion_is_not_compared_where_it_overflows():
+    def loss(logp, ref_logp, mask):
+        d = torch.where(mask, ref_logp - logp, 0).sum(-1)
+        return (d.exp() - d - 1).mean()
+
+    assert audit(loss).verdict == "forward-kl-sequence"
+
+
+@pytest.mark.parametrize(
+    ("value", "shares", "constant"),
+    [
+        (lambda l: relu(l), {"total-variation": 0.5}, 0.5),
+        (lambda l: relu(-l), {"total-variation": 0.5}, -0.5),
+        (lambda l: relu(-l) ** 2 / 2, {"reverse-kl": 1.0}, 0.0),
+        (lambda l: relu(l) + 0.2 * relu(-l), {"total-variation": 0.6}, 0.4),
+    ],
+)
+def test_a_coefficient_that_jumps_at_ref_by_unlike_steps(value, shares, constant):
+    a = audit(lambda logp, ref_logp, mask: token_mean(value(logp - ref_logp), mask)).anatomy
+    assert a.proved
+    assert (a.shares, a.constant) == (pytest.approx(shares), pytest.approx(constant))
+
+
+def test_a_smooth_coefficient_has_no_jump():
+    a = audit(lambda logp, ref_logp, mask: token_mean(softplus(logp - ref_logp), mask)).anatomy
+    assert (a.proved, a.constant, a.scale) == (True, 0.5, 0.25)
+
+
+UNITS = {
+    "sum": lambda x, mask: torch.where(mask, x, 0).sum(-1).mean(),
+    "token-mean": token_mean,
+    "completion-mean": lambda x, mask: completion_mean(x, mask).mean(),
+    "fixed-length": lambda x, mask: torch.where(mask, x, 0).mean(),
+}
+
+
+@pytest.mark.parametrize("unit", UNITS)
+@pytest.mark.parametrize("of", ["tokens", "completions"])
+def test_the_unit_beside_a_spread(unit, of):
+    def loss(logp, ref_logp, mask):
+        log_ratio = torch.where(mask, (logp - ref_logp).detach(), 0)
+        credit = log_ratio if of == "tokens" else log_ratio.sum(-1, keepdim=True).expand_as(log_ratio)
+        each = credit[mask] if of == "tokens" else credit[:, 0]
+        return UNITS[unit]((credit - each.mean()) / (each.std() + 1e-8) * logp, mask)
+
+    a = audit(loss).anatomy
+    assert a.proved
+    assert (a.unit.name, a.baseline.spread) == (unit, "batch")

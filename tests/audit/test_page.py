@@ -1,34 +1,397 @@
-"""docs/audit.md states numbers of the probes and problems: they are held against these."""
+"""Results as a page, as a table in a terminal: well-formed, self-contained, true, and nothing is cut off."""
 
+import json
+import math
 import re
-from pathlib import Path
+import shutil
+import struct
+import subprocess
+from dataclasses import replace
+from html import escape, unescape
+from html.parser import HTMLParser
+from importlib.resources import files
+from io import StringIO
+from itertools import pairwise
 
-from klgrad import KLTerm
-from klgrad.audit import audit
-from klgrad.audit.anatomy import VOCABULARY
-from klgrad.audit.batch import proof_cases
-from klgrad.audit.probes import REACH
-from klgrad.targets import TARGETS
+import pytest
+import torch
+from rich.console import Console
+from tolerances import DRAWN
+from typer.testing import CliRunner
 
-PAGE = (Path(__file__).parents[2] / "docs" / "audit.md").read_text(encoding="utf-8")
-TEXT = " ".join(PAGE.split())
+from klgrad import KLTerm, zoo
+from klgrad.audit import audit, catalogue
+from klgrad.audit.advice import Advice
+from klgrad.audit.page import BETA, GENERATOR, REF, REWARD, Fix, bars_of, shape_of, to_html
+from klgrad.audit.terminal import by_standing, cells_of, overview
+from klgrad.cli import app
+from klgrad.core.divergences import FORWARD_KL, REVERSE_KL, TOTAL_VARIATION, from_slope, optimum
 
-
-def test_the_numbers_in_the_text_are_theirs():
-    problems = proof_cases(False)
-    assert f"every outcome of {len(problems)} small problems" in TEXT
-    assert f"log-ratios from -{REACH:g} to {REACH:g}" in TEXT
-    assert f"a vocabulary of {VOCABULARY}" in TEXT
-
-
-def test_the_table_of_targets_is_theirs():
-    for name, target in TARGETS.items():
-        in_text = name in ("unknown", "sum-of-targets") or target.climbed
-        assert in_text or f"| `{name}` | {target.formula} |" in PAGE, name
+# The page of `klgrad audit --html`.
 
 
-def test_every_field_of_a_result_is_explained():
-    explained = set(re.findall(r"`(\w+)`", PAGE.split("## What it reports")[1].split("## Your own loss")[0]))
-    result = audit(KLTerm())
-    fields = {field.removesuffix("_off_policy") for field in result.to_dict()}
-    assert fields - explained == set()
+NAMES = ("k1-loss", "k3-loss", "k3-loss-clamped", "reverse-sequence-k1", "k1-reward")
+VOID = {"meta", "br", "link", "img", "input", "hr", "wbr"}
+EVIL = """<script>alert("1")</script> & 'co' <b>"""
+
+
+class Checker(HTMLParser):
+    """Fails on unbalanced tags; keeps what tests ask about."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.open, self.tags, self.ids, self.links, self.text = [], [], [], [], []
+        self.feed(page)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        self.ids += [value for name, value in attrs if name == "id"]
+        self.links += [value for name, value in attrs if name in ("href", "src")]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.handle_starttag(tag, attrs)
+        if tag not in VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag):
+        assert self.open, f"</{tag}> closes nothing"
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text.append(data)
+
+    def count(self, tag):
+        return sum(t == tag for t, _ in self.tags)
+
+
+@pytest.fixture(scope="module")
+def audited():
+    return [audit(catalogue()[name]) for name in NAMES]
+
+
+@pytest.fixture(scope="module")
+def page(audited):
+    return to_html(audited)
+
+
+@pytest.mark.slow
+def test_well_formed_self_contained_and_accessible(audited, page):
+    found = Checker(page)
+    assert to_html(audited) == page
+    assert found.count("h1") == 1
+    assert len(found.ids) == len(set(found.ids))
+    assert {link[1:] for link in found.links} <= set(found.ids)
+    assert not re.search(r"https?:|//\w", page)
+    assert not re.search(r"<script|<link|<img|<iframe|@import|url\(|@font-face", page)
+    assert all(link.startswith("#") for link in found.links)
+    assert found.count("article") == len(NAMES)
+    levels = [int(tag[1]) for tag, _ in found.tags if re.fullmatch("h[1-6]", tag)]
+    assert all(b <= a + 1 for a, b in pairwise(levels)), "a heading level is skipped"
+    pictures = [attrs for tag, attrs in found.tags if tag == "svg"]
+    assert all(a.get("aria-hidden") == "true" or (a.get("role") == "img" and a.get("aria-label")) for a in pictures)
+    assert all("scope" in attrs for tag, attrs in found.tags if tag == "th")
+    assert dict(found.tags)["html"] == {"lang": "en"}
+
+
+def test_the_headline_does_not_count_a_mean_of_squares_as_a_kl(audited):
+    """k1 in the reward descends half the mean of the squared log-ratio on stale samples."""
+    shown = " ".join(Checker(to_html(audited)).text)
+    assert "2 descend the reverse KL on-policy, and none of them does so off-policy" in shown
+    assert "1 of them does so off-policy" in to_html([*audited, audit(catalogue()["ratio-k3-loss"])])
+
+
+def test_the_curve_is_the_coefficient_per_unit_of_the_scale():
+    def shrunk(logp, ref_logp, mask):
+        return 0.04 * ((logp - ref_logp) ** 2 / 2 * mask).sum() / mask.sum()
+
+    k2, k3 = (shape_of(audit(loss).anatomy).coefficient for loss in (shrunk, catalogue()["k3-loss"]))
+    assert all(y == pytest.approx(x, abs=1e-9) for x, y in k2)
+    assert all(y == pytest.approx(1 - math.exp(-x), rel=1e-9) for x, y in k3)
+    exact = shape_of(audit(KLTerm(level="token", estimator="exact")).anatomy).coefficient
+    assert all(y == pytest.approx(x, abs=1e-9) for x, y in exact)
+
+
+def unnamed(logp, ref_logp, mask):
+    """None of the known divergences: sinh of the log-ratio."""
+    return (torch.sinh((logp - ref_logp).detach()) * logp * mask).sum(-1).mean()
+
+
+SHAPES = {
+    "forward": (catalogue()["k3-loss"], FORWARD_KL),
+    "total-variation": (catalogue()["abs-loss"], TOTAL_VARIATION),
+    "exact reverse": (KLTerm(level="token", estimator="exact"), REVERSE_KL),
+    "none of the known": (unnamed, from_slope("sinh", torch.sinh)),
+}
+
+
+@pytest.mark.parametrize("case", SHAPES)
+def test_f_and_the_optimum_are_those_of_the_divergence(case):
+    loss, divergence = SHAPES[case]
+    anatomy = audit(loss).anatomy
+    shape = shape_of(anatomy)
+    u, f = (torch.tensor(x, dtype=torch.float64) for x in zip(*shape.generator, strict=True))
+    DRAWN.check(f, u * divergence.excess(u.log()))
+    ref, reward = (torch.tensor(x, dtype=torch.float64) for x in (REF, REWARD))
+    right, ends = zip(*(bar.shares[1:] for bar in bars_of(anatomy, shape)), strict=True)
+    DRAWN.check(torch.tensor(right), torch.softmax(ref.log() + reward / BETA, -1))
+    DRAWN.check(torch.tensor(ends), optimum(divergence, ref.log(), reward, BETA).exp())
+
+
+def test_without_one_optimum_or_a_curve_none_is_shown(audited):
+    nothing, _, clamped, *_ = audited
+    assert "No one optimum: f is not convex." in to_html([clamped])
+    divided = audit(catalogue()["k1-reward-group-std"])
+    assert "No one optimum: the pull depends on more than π/ref." in to_html([divided])
+    assert shape_of(nothing.anatomy) is None
+    assert "No curve" in to_html([nothing])
+
+
+@pytest.mark.slow
+def test_up_to_six_losses_are_drawn_in_one_figure(audited):
+    def lines(results):
+        part = to_html(results).split('id="compare"')
+        return (
+            re.findall(r'class="line line-(\d)" d="(M[^"]{20,})"', part[1].split("</section>")[0]) if part[1:] else []
+        )
+
+    drawn = [number for number, _ in lines(audited)]
+    assert drawn == ["1", "2", "3", "4"] * 2  # k1-loss has no curve
+    assert lines(audited[:1]) == lines(audited[:2]) == []
+    assert lines([*audited, *audited[1:3]]) == []
+    k3 = dict(lines(audited[1:3])[2:])["1"]
+    assert k3 == GENERATOR.path(shape_of(audited[1].anatomy).generator)
+
+
+def test_text_is_escaped(audited):
+    evil = replace(audited[0], name=EVIL, advice=Advice(f"X{EVIL}"))
+    for many in ([evil], [evil, evil]):
+        found = Checker(to_html(many, summaries=[EVIL] * len(many)))
+        assert not {"script", "b"} & {tag for tag, _ in found.tags}
+        assert found.text.count(EVIL) >= 2 * len(many)
+        labels = [attrs["aria-label"] for tag, attrs in found.tags if tag == "svg" and "aria-label" in attrs]
+        assert all(label.startswith(EVIL) for label in labels)
+        assert len(found.ids) == len(set(found.ids))
+
+
+def test_the_parts_are_told_where_they_belong(page):
+    card = page.split('id="loss-2-k3-loss"')[1].split("</article>")[0]
+    assert "<dt>divergence</dt><dd>forward KL, KL(ref‖π), of each token</dd>" in card
+    assert "<dt>stale samples</dt><dd>not corrected: the mean of k3 under the sampler</dd>" in card
+    assert 'href="#mark-forward"' in card
+
+
+def test_what_is_amiss_is_told(audited):
+    parts = replace(audited[1].anatomy, leaks=True)
+    flawed = replace(audited[1], anatomy=parts, float32_wrong_from=-16.0, finite=False)
+    sound, amiss = ("".join(Checker(to_html([r])).text) for r in (audited[1], flawed))
+    for told in ("gets gradient", "wrong where log π/ref is −16 or less", "overflows, or 0/0"):
+        assert told in amiss
+        assert told not in sound or told.startswith("overflows")
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_numbers_that_are_none(audited, bad):
+    broken = replace(audited[1], variance=bad, variance_near=bad, scale=None, finite=False, advice=Advice())
+    text = to_html([broken, audited[0]])
+    Checker(text)
+    assert not re.search(r"\b(nan|inf|None)\b", text.split("</style>")[1])
+
+
+@pytest.mark.slow
+def test_dead_zones_are_shaded_and_what_is_alive_is_not(audited):
+    text = to_html(audited[2:3])
+    assert text.count('<path class="dead" d="M') == 2 + 1  # and the key
+    assert "no gradient below −2.61 or above 11" in text
+    for loss in (KLTerm(), KLTerm(influence_bound=1.0), lambda logp: (logp.detach() * 0).sum()):
+        assert '<path class="dead"' not in to_html([audit(loss, name="mine")])
+
+
+LONG = "actor_rollout_ref.actor.a_setting_with_a_long_name.and_more=a-value-that-is-long-too_and_goes_on_and_on"
+SETTINGS = [
+    f"verl use_kl_loss kl_loss_type={kind} loss_agg_mode={mode} an_option_with_a_very_long_name_indeed={flag}"
+    for kind in ("low_var_kl", "low_var_kl+", "kl", "mse", "abs")
+    for mode in ("token-mean", "seq-mean-token-sum")
+    for flag in ("True", "False")
+]
+FIXES = {
+    "verl": [
+        Fix(
+            "reverse-kl-token",
+            f"a.use_kl_loss=True\n{LONG}",
+            "reverse-kl-token",
+            "unknown",
+            SETTINGS[3],
+            note="A note.",
+        ),
+        Fix("reverse-kl-sequence", "--algo.kl x --flag", "unknown", "unknown", SETTINGS[4]),
+        Fix("reverse-kl-sequence", "term = KLTerm()", "reverse-kl-sequence", "unknown", place="its loss"),
+    ]
+}
+
+
+@pytest.fixture(scope="module")
+def framework(audited):
+    """Twenty settings of one framework."""
+    some = [replace(audited[i % 5], name=name, kind="framework", framework="verl") for i, name in enumerate(SETTINGS)]
+    tags = {SETTINGS[0]: "default"}
+    return to_html(some, fixes=FIXES, tags=tags)
+
+
+def card_of(page, number):
+    return page.split(f'<article class="card" id="loss-{number}-')[1].split("</article>")[0]
+
+
+def lines_in(part):
+    """What a reader copies from each block of code."""
+    blocks = re.findall(r'<pre class="lines"><code>(.*?)</code></pre>', part, re.DOTALL)
+    return [unescape(re.sub(r"<[^>]+>", "", block)) for block in blocks]
+
+
+def test_a_frameworks_page_says_what_to_write_in_its_own_lines(framework):
+    Checker(framework)
+    section = framework.split("What to write in verl")[1].split("Index")[0]
+    assert lines_in(section) == [fix.lines for fix in FIXES["verl"]]
+    for told in ("A note.", "Reverse KL, whole completions, nearest setting", "No setting does this; in its loss:"):
+        assert told in section
+    assert "What 20 settings of verl descend" in framework
+
+
+def test_every_card_of_a_framework_has_the_lines_for_what_it_comes_nearest_to(framework):
+    token, nearest, code = (fix.lines for fix in FIXES["verl"])
+    # k1-loss, k3-loss and the clamped k3-loss are of tokens; the other two of completions.
+    expected = ([token], [token], [token], [nearest, code], [nearest, code])
+    for i in range(len(SETTINGS)):
+        own = {3: [token], 4: [code]}  # a setting that is the one to write, and one that is only the nearest
+        assert lines_in(card_of(framework, i + 1)) == own.get(i, expected[i % 5]), i
+    assert "These are its lines, for the reverse KL, token by token" in card_of(framework, 4)
+
+
+def test_settings_stand_out_and_rows_are_grouped(framework):
+    assert framework.count('class="group"') == 1
+    assert "<code>verl use_<wbr>kl_<wbr>loss</code>" in framework
+    row = framework.split('href="#loss-3-')[1].split("</tr>")[0]
+    assert re.findall(r"<b>(.*?)</b>", row) == ["low_<wbr>var_<wbr>kl", "seq-mean-token-sum", "True"]
+    assert framework.count('<span class="tag">default</span>') == 1
+
+
+def test_fixes_are_escaped(audited):
+    evil = replace(audited[0], name=f"verl {EVIL}", kind="framework", framework="verl")
+    fixes = {"verl": [Fix("reverse-kl-token", EVIL, "unknown", "unknown", place=EVIL, note=EVIL)]}
+    page = to_html([evil, evil], fixes=fixes, tags={evil.name: EVIL})
+    assert not {"script"} & {tag for tag, _ in Checker(page).tags}
+    assert set(lines_in(page)) == {EVIL}
+
+
+def luminance(colour):
+    channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def test_contrast_in_light_and_in_dark():
+    style = files("klgrad.audit").joinpath("templates", "page.css").read_text(encoding="utf-8")
+    themes = [dict(re.findall(r"--(\w+): (#\w{6});", block)) for block in style.split(":root")[1:3]]
+    for theme in themes:
+        for ink in ("ink", "soft", "link", "reverse", "forward", "nothing", "unknown"):
+            for ground in ("page", "card"):
+                low, high = sorted((luminance(theme[ink]), luminance(theme[ground])))
+                assert (high + 0.05) / (low + 0.05) >= 4.5, (ink, ground)
+
+
+def test_the_command_writes_it(tmp_path):
+    path = tmp_path / "new" / "page.html"
+    done = CliRunner().invoke(app, ["audit", "k1-loss", "k3-loss", "--html", str(path)])
+    assert done.exit_code == 0, done.output
+    text = path.read_text(encoding="utf-8")
+    assert "What 2 KL losses descend" in text
+    assert "GRPO as published" in text
+
+
+FRAME = '<iframe style="border:0;width:{width}px;height:2400px" srcdoc="{page}"></iframe>'
+MEASURE = """<body style="margin:0">{frames}<script>onload = () => {{
+  const found = [...document.querySelectorAll("iframe")].map(frame => {{
+    const root = frame.contentDocument;
+    const wide = [...root.querySelectorAll("body *")].filter(e => e.getBoundingClientRect().right > {width} + 0.5);
+    const tight = [...root.querySelectorAll("td, th, pre")].filter(e => e.scrollWidth > e.clientWidth + 1);
+    return [root.documentElement.scrollWidth - {width}, wide.length, tight.length];
+  }});
+  document.body.dataset.found = JSON.stringify(found);
+}}</script></body>"""
+
+
+def browse(tmp_path, pages, width, *flags):
+    path = tmp_path / "page.html"
+    frames = "".join(FRAME.format(width=width, page=escape(page)) for page in pages)
+    path.write_text(MEASURE.format(width=width, frames=frames), encoding="utf-8")
+    # A window may not be as narrow as a phone; the frame in it is.
+    command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"]
+    command += ["--disable-background-networking", "--disable-component-update", "--disable-sync", "--hide-scrollbars"]
+    command += [f"--user-data-dir={tmp_path / 'profile'}", f"--window-size={max(width, 500)},2400", *flags]
+    return subprocess.run([*command, path.as_uri()], capture_output=True, text=True, check=True, timeout=60).stdout
+
+
+def overflows(tmp_path, pages, width):
+    """By how much each page is too wide, and how many of its parts are."""
+    dom = browse(tmp_path, pages, width, "--virtual-time-budget=3000", "--dump-dom")
+    found = re.search(r'data-found="([^"]+)"', dom)
+    assert found, dom[-300:]
+    return json.loads(unescape(found[1]))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium on the PATH")
+@pytest.mark.parametrize(("width", "scheme"), [(390, "1"), (1280, "0")], ids=["phone, light", "desk, dark"])
+def test_in_a_browser(tmp_path, audited, framework, width, scheme):
+    long = replace(audited[2], name="my_package.a_module_with_a_long_name:" + "a_long_function_name" * 4)
+    page = to_html([*audited, long])
+    too_wide = f'<table style="table-layout:fixed"><tr><td><p style="width:{width + 100}px">x</p></td></tr></table>'
+    *fits, wide = overflows(tmp_path, [page, framework, page.replace("<main>", f"<main>{too_wide}")], width)
+    assert fits == [[0, 0, 0]] * 2
+    assert min(wide) > 0  # the checks can fail
+    picture = tmp_path / "page.png"
+    browse(tmp_path, [framework], width, f"--blink-settings=preferredColorScheme={scheme}", f"--screenshot={picture}")
+    content = picture.read_bytes()
+    assert struct.unpack(">II", content[16:24]) == (max(width, 500), 2400)
+    assert len(content) > 50_000, "a blank page"
+
+
+# The overview in a terminal: nothing is cut off, at any width.
+
+
+SHOWN = ("k1-loss", "k2-loss-token-mean", "k3-loss-clamped", "k3-reward", "k1-reward-leave-one-out")
+
+
+@pytest.fixture(scope="module")
+def shown():
+    return [audit(zoo.get(name)) for name in SHOWN]
+
+
+def printed(report, width):
+    file = StringIO()
+    Console(width=width, file=file, color_system=None).print(report)
+    return file.getvalue()
+
+
+def words(text):
+    return "".join(text.split())
+
+
+@pytest.mark.parametrize("width", [80, 120, 160])
+@pytest.mark.parametrize("layout", [by_standing, overview])
+def test_every_name_verdict_and_note_is_there(shown, layout, width):
+    text = printed(layout(shown, width), width)
+    assert max(map(len, text.splitlines())) <= width
+    for r in shown:
+        alone = words(printed(layout([r], width), width))
+        for column in cells_of(r):
+            # A cell may continue on the next line, beside other cells: so its words are looked for one by one.
+            assert all(word in alone for word in column.split()), column
+        assert r.name in text
+
+
+def test_a_tag_stands_beside_its_name(shown):
+    assert "k1-loss (default)" in printed(overview(shown, 160, tags={"k1-loss": "default"}), 160)

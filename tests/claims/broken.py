@@ -7,10 +7,8 @@ gradient of the target, which is summed from probabilities.
 import sys
 
 from klgrad.audit import audit
-from klgrad.audit.batch import advantage_of, from_problem, proof_cases
-from klgrad.audit.gradients import of_reference, sum_over_rows
-from klgrad.audit.subject import as_subject, every_term
-from klgrad.enumeration import population
+from klgrad.audit.batch import proof_cases
+from klgrad.audit.subject import as_subject, every_term, of_reference, sum_over_rows
 
 SAME = 1e-9
 TERMS = {term.name: term for term in every_term()}
@@ -18,9 +16,7 @@ TERMS = {term.name: term for term in every_term()}
 
 def is_gradient_of(subject, name):
     for case in proof_cases(on_policy=True):
-        members = population(case.problem, case.group_size, case.parts)
-        batch = from_problem(case.problem, members, advantage_of(case.problem, "zero"))
-        gradient = sum_over_rows(case.problem, members, of_reference(subject, batch)).mean
+        gradient = sum_over_rows(case.problem, case.members, of_reference(subject, case.batch())).mean
         if float((gradient - case.targets[name]).norm()) > SAME * float(case.targets[name].norm()):
             return False
     return True

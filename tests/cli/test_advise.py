@@ -40,7 +40,9 @@ def test_the_command_gives_lines_or_code_and_the_truth(name, divergence, level, 
         assert re.search(rf"^  {role} +{re.escape(where[:30])}", shown, re.MULTILINE)
     assert f"Checked on {name} {FRAMEWORKS[name].tested}." in shown
     default = DEFAULTS[name]
-    _, divergence, ahead, *_ = recorded(name).row_of(default.subject)
+    row = recorded(name).row_of(default.subject)
+    assert row
+    _, divergence, ahead, *_ = row
     assert f"Defaults: {default.settings}: {divergence}; looks ahead: {ahead}; samples: " in text
 
 

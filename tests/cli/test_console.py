@@ -15,9 +15,8 @@ from logs.synthetic import sampled, write
 from typer.testing import CliRunner
 
 import klgrad
-from klgrad.audit import audit
-from klgrad.audit.render import terminal as tables
-from klgrad.audit.render.terminal import to_markdown
+from klgrad.audit import audit, terminal as tables
+from klgrad.audit.terminal import to_markdown
 from klgrad.cli import app
 from klgrad.cli.console import stdout
 from klgrad.errors import LossCallError, OutputError

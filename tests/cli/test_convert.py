@@ -10,8 +10,7 @@ from tolerances import NEAR_REF
 from typer.testing import CliRunner
 
 from klgrad.audit import audit, catalogue
-from klgrad.audit.gradients import expected_gradient
-from klgrad.audit.subject import as_subject
+from klgrad.audit.subject import as_subject, expected_gradient
 from klgrad.cli import app
 from klgrad.cli.convert import _choose
 from klgrad.core.term import KLTerm

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 import klgrad
-from klgrad.audit.render.terminal import markdown_table
+from klgrad.audit.terminal import markdown_table
 from klgrad.frameworks import FRAMEWORKS, recorded
 
 ROOT = Path(__file__).parents[2]

@@ -6,9 +6,8 @@ from tolerances import EXACT
 
 from klgrad import policy_losses
 from klgrad.audit.batch import from_problem, proof_cases
-from klgrad.audit.gradients import evaluate, sum_over_rows
-from klgrad.audit.subject import as_subject
-from klgrad.enumeration import population, target_gradients
+from klgrad.audit.subject import as_subject, evaluate, sum_over_rows
+from klgrad.enumeration import target_gradients
 
 OFF_POLICY = proof_cases(False)
 cases = pytest.mark.parametrize("case", OFF_POLICY, ids=lambda case: case.name)
@@ -16,9 +15,8 @@ cases = pytest.mark.parametrize("case", OFF_POLICY, ids=lambda case: case.name)
 
 def update(loss, case, advantages):
     """The gradient of a loss in the limit of large batches, with one advantage per completion, without the padding."""
-    members = population(case.problem, case.group_size, case.parts)
-    _, parts = evaluate(as_subject(loss), from_problem(case.problem, members, advantages))
-    found = sum_over_rows(case.problem, members, parts).mean
+    _, parts = evaluate(as_subject(loss), from_problem(case.problem, case.members, advantages))
+    found = sum_over_rows(case.problem, case.members, parts).mean
     at = case.problem.logits.numel()
     assert not found[at:].any()
     return found[:at]
@@ -96,4 +94,4 @@ def test_a_mean_per_completion_prefers_short_completions_even_on_policy(case):
     found = update(loss, case, torch.ones(len(case.problem.space), dtype=torch.float64))
     shortness = 1 / case.problem.space.mask.sum(-1).double()
     EXACT.check_vector(found, differentiated(case, lambda q: (q.logp.sum(-1).exp() * shortness).sum()))
-    assert (found.norm() > 0.01) == case.varying
+    assert (found.norm() > 0.01) == case.problem.space.ends

@@ -13,11 +13,10 @@ from typer.testing import CliRunner
 
 from klgrad.audit import audit
 from klgrad.audit.batch import from_problem
-from klgrad.audit.gradients import evaluate, expected_gradient
 from klgrad.audit.parts import Unit
 from klgrad.audit.procedure import fresh_name
-from klgrad.audit.render.terminal import cells_of
-from klgrad.audit.subject import Subject
+from klgrad.audit.subject import Subject, evaluate, expected_gradient
+from klgrad.audit.terminal import cells_of
 from klgrad.cli import app
 from klgrad.enumeration import autoregressive, target_gradients
 from klgrad.errors import NotAuditableError

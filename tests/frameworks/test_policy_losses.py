@@ -5,10 +5,9 @@ import torch
 from tolerances import EXACT, SINGLE
 
 from klgrad.audit.batch import from_problem
-from klgrad.audit.gradients import evaluate
 from klgrad.audit.policy import audit_whole
-from klgrad.audit.render.policy_page import cells_of
-from klgrad.audit.subject import as_subject
+from klgrad.audit.policy_page import cells_of
+from klgrad.audit.subject import as_subject, evaluate
 from klgrad.enumeration import autoregressive, every_group
 from klgrad.frameworks import FRAMEWORKS, recorded
 from klgrad.policy_losses import PolicyParts, Weight

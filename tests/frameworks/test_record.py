@@ -13,7 +13,7 @@ from framework_verdicts import ALL
 from some import first
 from typer.testing import CliRunner
 
-from klgrad.audit.render.policy_page import COLUMNS
+from klgrad.audit.policy_page import COLUMNS
 from klgrad.cli import app
 from klgrad.errors import NotAuditableError, UnknownNameError
 from klgrad.frameworks import DEFAULTS, FRAMEWORKS, Recorded, record, recorded

@@ -12,8 +12,7 @@ from some import first
 from tolerances import EXACT, SINGLE
 
 from klgrad.audit import audit
-from klgrad.audit.gradients import expected_gradient
-from klgrad.audit.subject import Subject
+from klgrad.audit.subject import Subject, expected_gradient
 from klgrad.enumeration import autoregressive, target_gradients
 from klgrad.frameworks import DEFAULTS, FRAMEWORKS
 

@@ -24,8 +24,7 @@ from some import first
 from tolerances import EXACT, SINGLE
 
 from klgrad.audit.batch import from_problem
-from klgrad.audit.gradients import evaluate, expected_gradient
-from klgrad.audit.subject import Subject
+from klgrad.audit.subject import Subject, evaluate, expected_gradient
 from klgrad.enumeration import autoregressive, every_group
 from klgrad.frameworks import FRAMEWORKS
 from klgrad.frameworks.trl import distillation, grpo, rloo, subjects

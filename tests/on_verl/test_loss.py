@@ -11,8 +11,7 @@ from tolerances import EXACT, SINGLE
 
 from klgrad import KLTerm
 from klgrad.audit.batch import from_problem
-from klgrad.audit.gradients import expected_gradient
-from klgrad.audit.subject import Subject
+from klgrad.audit.subject import Subject, expected_gradient
 from klgrad.enumeration import autoregressive
 from klgrad.errors import RolloutError
 from klgrad.frameworks.verl import actor, declared

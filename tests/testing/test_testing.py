@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from klgrad import KLTerm
 from klgrad.audit import audit
-from klgrad.audit.advice import OFF_POLICY, ON_POLICY
+from klgrad.audit.advice import OFF_POLICY, ON_POLICY, STALE
 from klgrad.cli import app
 from klgrad.errors import LossCallError, UnknownNameError, VerdictError
 from klgrad.testing import assert_descends
@@ -152,10 +152,11 @@ def test_a_loss_that_is_not_deterministic_never_passes(monkeypatch):
 
 
 @pytest.mark.parametrize("verdict", ON_POLICY)
-def test_the_recommended_term_has_the_verdict(verdict):
-    assert audit(ON_POLICY[verdict]).verdict == verdict
+def test_the_recommended_terms_have_the_verdict(verdict):
+    fresh, stale = audit(ON_POLICY[verdict]), audit(STALE[verdict])
+    assert (fresh.verdict, stale.verdict, stale.verdict_off_policy) == (verdict, verdict, verdict)
 
 
-@pytest.mark.parametrize("verdict", OFF_POLICY)
-def test_the_recommended_term_has_the_verdict_off_policy(verdict):
-    assert audit(OFF_POLICY[verdict]).verdict_off_policy == verdict
+def test_the_terms_for_stale_samples_are_recommended_off_policy():
+    assert STALE.items() <= OFF_POLICY.items()
+    assert all(audit(OFF_POLICY[name]).verdict_off_policy == name for name in OFF_POLICY.keys() - STALE.keys())

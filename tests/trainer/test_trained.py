@@ -9,8 +9,8 @@ from tolerances import FLOAT32_REWARD, SINGLE
 
 from klgrad.audit import audit
 from klgrad.audit.batch import advantage_of, from_problem, rational_case
-from klgrad.audit.gradients import evaluate, expected_gradient, of_reference, sum_over_rows
-from klgrad.enumeration import autoregressive, population, target_gradients
+from klgrad.audit.subject import evaluate, expected_gradient, of_reference, sum_over_rows
+from klgrad.enumeration import autoregressive, target_gradients
 from klgrad.frameworks.trl import KL_FIELDS_LEFT_OUT, audited_settings, declared
 from klgrad.trl import KLConfig
 from klgrad.trl.config import notes
@@ -65,9 +65,7 @@ def off_direction(found, target):
 
 def limit_gradient(subject, case):
     """The gradient of one call of the loss on the batch that holds every group as often as it is likely."""
-    members = population(case.problem, case.group_size, case.parts)
-    batch = from_problem(case.problem, members, advantage_of(case.problem, "zero"))
-    return sum_over_rows(case.problem, members, of_reference(subject.large(), batch))
+    return sum_over_rows(case.problem, case.members, of_reference(subject.large(), case.batch()))
 
 
 def scales(settings):

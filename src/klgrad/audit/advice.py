@@ -1,31 +1,20 @@
 """What the audit says of a loss as a whole: its notes, its advice, and what differs from an expectation."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from ..core.importance import ImportanceWeighting, Truncate
 from ..core.term import KLTerm, Piece, Remedy, capitalised, joined
 from ..targets import TARGETS, UNCORRECTED, Verdict
 from ..zoo import AFTER_DIVISION, K2_OR_TOKEN, TOKEN, TOKEN_RATIO
-from .sentences import part_differences, remarks, report, summary
+from .sentences import outside, part_differences, remarks, report, summary
 from .subject import Subject
 
 if TYPE_CHECKING:
     from .procedure import AuditResult
 
 # Numbers as text.
-
-
-def outside(below: float | None, above: float | None, number: Callable[[float], str] = "{:.3g}".format) -> str:
-    """A range that is open on one or both sides; `number` writes its ends. Empty if there is none.
-
-    Example:
-        >>> outside(-2.61, 11.0)
-        'below -2.61 or above 11'
-    """
-    ends = (("below", below), ("above", above))
-    return " or ".join(f"{word} {number(end)}" for word, end in ends if end is not None)
 
 
 def at_and_beyond(log_ratio: float, number: Callable[[float], str] = "{:g}".format) -> str:
@@ -62,32 +51,28 @@ def standing(r: "AuditResult") -> Standing:
     return "large" if r.holds == "large-batches" else "right"
 
 
-def in_words(r: "AuditResult", *, on_policy: bool = True) -> str:
-    """What the loss descends, as a noun phrase."""
-    return summary(r.anatomy, on_policy=on_policy)
-
-
 def findings(r: "AuditResult") -> list[tuple[str, str]]:
     """What was found beside the parts: for each a note, for a table, and a sentence; either may be empty."""
     a = r.anatomy
     if not a.deterministic:
         return [("not deterministic", "")]
-    found = []
+    pairs = []
     if a.finite and not a.proved_fresh and a.top_k is None:
-        found.append((f"depends on {', '.join(a.matters)}" if a.matters else "not proved", ""))
+        pairs.append((f"depends on {', '.join(a.matters)}" if a.matters else "not proved", ""))
     wrong = r.float32_wrong_from
-    if wrong is not None and _is_live(r, wrong):
-        found.append((f"float32 fails from l = {wrong:g}", f"in float32 it is wrong {at_and_beyond(wrong)}"))
+    edge = r.dead_below if (wrong or 0.0) < 0 else r.dead_above
+    if wrong is not None and (edge is None or abs(wrong) < abs(edge)):
+        pairs.append((f"float32 fails from l = {wrong:g}", f"in float32 it is wrong {at_and_beyond(wrong)}"))
     dead = outside(r.dead_below, r.dead_above)
     if dead:
-        found.append((f"dead for l {dead}", f"it has no gradient where log π/ref is {dead}"))
+        pairs.append((f"dead for l {dead}", f"it has no gradient where log π/ref is {dead}"))
     if not r.finite:
-        found.append(("overflows", "it overflows in float32"))
-    found += [(note, f"it has {text}" if text.startswith("a") else text) for note, text in remarks(a)]
-    found += _of_mask(r)
+        pairs.append(("overflows", "it overflows in float32"))
+    pairs += [(note, f"it has {text}" if text.startswith("a") else text) for note, text in remarks(a)]
+    pairs += _of_mask(r)
     if r.finite_if_empty is False:
-        found.append(("not finite if a completion is empty", "it is no finite number if a completion is empty"))
-    return found
+        pairs.append(("not finite if a completion is empty", "it is no finite number if a completion is empty"))
+    return pairs
 
 
 def is_usual(r: "AuditResult") -> str:
@@ -145,12 +130,6 @@ def _of_mask(r: "AuditResult") -> list[tuple[str, str]]:
     if r.leaks_at_gaps:
         return [("touches masked gaps", f"{inside} have a gradient")]
     return [("masked gaps change it", f"{inside} change its gradient")] if r.stumbles_over_gaps else []
-
-
-def _is_live(r: "AuditResult", log_ratio: float) -> bool:
-    """Whether the coefficient is not dead at a log-ratio."""
-    edge = r.dead_below if log_ratio < 0 else r.dead_above
-    return edge is None or abs(log_ratio) < abs(edge)
 
 
 # From the parts to the advice: one remedy for each part that differs from a KL as it is mostly meant.
@@ -333,12 +312,7 @@ def _warnings(result: "AuditResult") -> list[str]:
 
 # What is expected of a loss, for `klgrad audit --expect` and for `klgrad.testing.assert_descends`.
 
-ON_POLICY: dict[Verdict, KLTerm] = {
-    "reverse-kl-sequence": SEQUENCE,
-    "reverse-kl-token": TOKEN,
-    "forward-kl-token": KLTerm(divergence="forward", level="token", estimator="k3"),
-    "forward-kl-sequence": KLTerm(divergence="forward", estimator="k3"),
-}
+ON_POLICY: dict[Verdict, KLTerm] = {name: replace(term, weighting=None) for name, term in STALE.items()}
 """A term for each on-policy verdict that a term has."""
 
 OFF_POLICY: dict[Verdict, KLTerm] = {**STALE, "reverse-kl-token-sampler": TOKEN_RATIO}
@@ -428,7 +402,7 @@ def _verdict(wanted: Verdict, got: Verdict, where: str, terms: dict[Verdict, KLT
     return [Difference(f"{wanted} {where}", got, remedy)]
 
 
-def remedies(result: "AuditResult", found: list[Difference]) -> list[Remedy]:
+def remedies(result: "AuditResult", differing: list[Difference]) -> list[Remedy]:
     """What to do about the differences, most important first.
 
     The audit's replacements are those for the reverse KL. Where another target is expected, they would be wrong, and
@@ -436,5 +410,5 @@ def remedies(result: "AuditResult", found: list[Difference]) -> list[Remedy]:
     """
     advised = [remedy for remedy in result.advice.remedies if remedy.do != KEEP_TARGET]
     repairs = [remedy for remedy in advised if not remedy.use]
-    replacements = [difference.remedy for difference in found if difference.remedy is not None]
+    replacements = [difference.remedy for difference in differing if difference.remedy is not None]
     return [*repairs, *replacements] or advised

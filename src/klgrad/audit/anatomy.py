@@ -5,19 +5,15 @@ random inputs, token by token, so that a part that was misread, or that no probe
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import cache
 from itertools import product
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..enumeration import population
-from .batch import Advantages, Batch, Case, advantage_of, from_problem, proof_cases
-from .call import UserLoss
-from .gradients import evaluate, of_reference, sum_over_rows, unit_of
+from .batch import Advantages, proof_cases
 from .parts import (
     UNITS,
     Anatomy,
@@ -53,7 +49,7 @@ from .probes import (
     reader_of,
     round_short,
 )
-from .subject import Subject
+from .subject import Subject, all_finite, evaluate, of_reference, sum_over_rows, unit_of
 
 PLACE = (0, 4)
 """The token whose log-ratio is moved: it has four tokens before it, four after it, and other rows."""
@@ -101,12 +97,11 @@ class PartReader:
         self.read: Read = lambda inputs: Derivatives(*(x / self._factor(inputs) for x in read(inputs)))
         self.base = ProbeInputs.at_reference([TOKENS] * ROWS, WIDTH)
         answers = [Derivatives(*(x / self._factor(random) for x in first)), self.read(random)]
-        is_given_logits = isinstance(subject.loss, UserLoss) and subject.loss.uses("logits")
-        self.takes_logits = is_given_logits or bool(evaluate(subject, random.batch())[1].logits.any())
+        self.takes_logits = subject.is_given_logits or bool(evaluate(subject, random.batch())[1].logits.any())
         # The logits of the probes have twins of the sampled tokens, so that these have a probability below one half.
         self.highest = HIGHEST_TWIN if self.takes_logits else -1e-6
         self.deterministic = all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(*answers, strict=True))
-        self.finite = all(bool(torch.isfinite(x).all()) for x in answers[0])
+        self.finite = all_finite(answers[0])
         nudged = lambda step: self.read(replace(random, log_ratio=random.log_ratio + step))
         self.same = SINGLE if is_single(answers[0], nudged) else EXACT
         self.unit = Unit("sum")
@@ -158,22 +153,25 @@ class PartReader:
         score = self.responses(name, value=value).score
         return score[PLACE[0]] - score[ROWS - 1]
 
-    def each(self, values: Tensor) -> Iterator[tuple[Tensor, ProbeInputs, list[int]]]:
-        """Batches at ref for many readings at once: some of the values, and rows that do not influence each other."""
+    def over(self, values: Tensor, answer: Callable[[Tensor, ProbeInputs, list[int]], Tensor]) -> Tensor:
+        """The answers to many values at once: to some of them in a batch at ref, by rows without mutual influence."""
         apart = {"none": 1, "group": GROUP}.get(self.coupled, ROWS)
         at_once = max((ROWS - 2) // apart, 1) if self.unit.name == "other" or apart == ROWS else len(values)
+        answers = []
         for some in values.split(at_once):
             # At least two at the end are not moved.
             rows = ROWS if apart == ROWS else math.ceil((len(some) * apart + 2) / ROWS) * ROWS
-            yield some, self.at_reference([TOKENS] * rows), [i * apart for i in range(len(some))]
+            answers.append(answer(some, self.at_reference([TOKENS] * rows), [i * apart for i in range(len(some))]))
+        return torch.cat(answers)
 
     def along(self, log_ratios: Tensor, moved: Sequence[int], seen: int) -> Tensor:
         """The coefficient of one token as the log-ratios of some tokens of its completion all take these values."""
-        values = []
-        for some, base, rows in self.each(log_ratios):
+
+        def answer(some: Tensor, base: ProbeInputs, rows: list[int]) -> Tensor:
             entries = {(row, token): x for row, x in zip(rows, some.tolist(), strict=True) for token in moved}
-            values.append(self.above_others(self.read(base.with_entries("log_ratio", entries)).score[:, seen], rows))
-        return torch.cat(values)
+            return self.above_others(self.read(base.with_entries("log_ratio", entries)).score[:, seen], rows)
+
+        return self.over(log_ratios, answer)
 
     def above_others(self, answer: Tensor, rows: list[int]) -> Tensor:
         """How much more these rows answer than rows at the end with the same padding, in the unit of the loss."""
@@ -271,7 +269,7 @@ def read_anatomy(subject: Subject, advantages: Advantages = "zero", power: float
     if not reader.deterministic:
         return replace(empty, deterministic=False)
     start = reader.start()
-    if not reader.finite or not all(bool(torch.isfinite(x).all()) for x in start):
+    if not reader.finite or not all_finite(start):
         return _read_spread(reader, replace(empty, finite=reader.finite, finite_at_ref=False))
     reader.read_position()
     reader.unit = reader.read_unit()
@@ -340,11 +338,11 @@ def enumerate_gradients(subject: Subject, parts: Anatomy, advantages: Advantages
     for on_policy, samples in ((True, "fresh"), (False, "stale")):
         gap, cases = 0.0, proof_cases(on_policy, few=subject.kind == "framework")
         for case in cases:
-            members, batch = _every_outcome(case, advantages if on_policy else "zero")
+            batch = case.batch(advantages if on_policy else "zero")
             answer, formula = of_reference(subject.large(), batch), parts.predict(batch)
             if parts.baseline.spread != "none":
                 formula = formula._replace(logp=_rescale(formula.logp, answer.logp, batch.group, parts.baseline.spread))
-            gradient, expected = (sum_over_rows(case.problem, members, x) for x in (answer, formula))
+            gradient, expected = (sum_over_rows(case.problem, case.members, x) for x in (answer, formula))
             difference = (gradient.mean - expected.mean) / (gradient.typical or 1.0)
             if parts.leaks:  # which is told; the formula is that of the live tokens
                 difference = difference[: -case.problem.space.length]
@@ -352,14 +350,6 @@ def enumerate_gradients(subject: Subject, parts: Anatomy, advantages: Advantages
         unexplained[f"every outcome of {len(cases)} problems, {samples} samples"] = gap
         problems += len(cases)
     return replace(parts, unexplained=unexplained, problems=problems)
-
-
-@cache
-def _every_outcome(case: Case, advantages: Advantages) -> tuple[Tensor, Batch]:
-    """The batch that holds every group of a problem as often as it is likely."""
-    assert case.parts is not None
-    members = population(case.problem, case.group_size, case.parts)
-    return members, from_problem(case.problem, members, advantage_of(case.problem, advantages))
 
 
 def _read_own(reader: PartReader) -> tuple[Curve, float]:
@@ -381,15 +371,12 @@ def _read_full(reader: PartReader) -> Curve | None:
     if abs(float(reader.responses("tilt").full[PLACE])) <= reader.same:
         return None
 
-    def read(tilts: Tensor) -> Tensor:
-        values = []
-        for some, base, rows in reader.each(tilts):
-            entries = {(row, token): x for row, x in zip(rows, some.tolist(), strict=True)}
-            rare = replace(base, odds=RARE_ODDS + 0 * base.odds, logp=2 * RARE_ODDS + 0 * base.logp)
-            values.append(reader.above_others(reader.read(rare.with_entries("tilt", entries)).full[:, token], rows))
-        return torch.cat(values)
+    def read(tilts: Tensor, base: ProbeInputs, rows: list[int]) -> Tensor:
+        entries = {(row, token): x for row, x in zip(rows, tilts.tolist(), strict=True)}
+        rare = replace(base, odds=RARE_ODDS + 0 * base.odds, logp=2 * RARE_ODDS + 0 * base.logp)
+        return reader.above_others(reader.read(rare.with_entries("tilt", entries)).full[:, token], rows)
 
-    return read_curve(read, 10 * reader.same)
+    return read_curve(lambda tilts: reader.over(tilts, read), 10 * reader.same)
 
 
 def _read_credits(reader: PartReader, own: Curve, full: Curve | None) -> tuple[Credit, ...]:
@@ -421,8 +408,8 @@ def _find_detached(reader: PartReader) -> Curve | None:
     if not reader.takes_logits:
         return None
     tilts = torch.tensor([-1.5, -STEP, STEP, 1.5], dtype=torch.float64)
-    found = torch.stack([reader.own_responses("tilt", float(x)) for x in tilts])
-    values = found[:, found.abs().sum(0).argmax()]
+    responses = torch.stack([reader.own_responses("tilt", float(x)) for x in tilts])
+    values = responses[:, responses.abs().sum(0).argmax()]
     if not bool(values.abs().max() > reader.same):
         return None
     inputs = [reader.base.with_entries("tilt", {PLACE: float(x)}) for x in tilts]
@@ -475,7 +462,7 @@ def _read_large_vocabulary(subject: Subject, parts: Anatomy) -> Anatomy:
     rest = each[policy[0, 0].argmin()]
     unseen = (each - rest).abs() <= 1e-9 * each.abs().max()
     parts = replace(parts, unexplained=parts.unexplained | {f"a vocabulary of {VOCABULARY}": gap})
-    if int(unseen.sum()) <= VOCABULARY // 4 or gap <= parts.allowed or not (parts.full is not None or any(parts.exact)):
+    if int(unseen.sum()) <= VOCABULARY // 4 or gap <= parts.allowed or not parts.is_exact:
         return parts
     # Of a tail that is left out the coefficient is 0; of one that is added up it is that of its log-ratio.
     log_ratio = (policy - ref)[0, 0, ~unseen]
@@ -582,7 +569,7 @@ RATIOS = ("none", "token", "prefix", "before", "sequence", "mean")
 
 def _choose_samples(reader: PartReader, parts: Anatomy) -> Anatomy:
     inputs = reader.at_random([TOKENS] * ROWS, stale=0.02, seed=2)
-    has_exact = any(parts.exact) or parts.full is not None or any(c.source != "sampled" for c in parts.credits)
+    has_exact = parts.is_exact or any(c.source != "sampled" for c in parts.credits)
 
     def candidates() -> Iterator[Anatomy]:
         for ratio in RATIOS:
@@ -660,8 +647,7 @@ def _read_bound(
     columns = range(TOKENS) if parts.samples.ratio == "mean" else (0 if is_before else token,)
 
     def ask(log_weights: Tensor, log_ratios: Tensor, kl: float = 0.0) -> Tensor:
-        values = []
-        for some, base, rows in reader.each(torch.arange(len(log_weights))):
+        def read(some: Tensor, base: ProbeInputs, rows: list[int]) -> Tensor:
             moves = {(row, token): float(x) for row, x in zip(rows, log_ratios[some], strict=True)}
             moves |= {(row + 1, token): against for row in rows if against}
             start = base.with_entries("log_ratio", moves)
@@ -671,8 +657,9 @@ def _read_bound(
             inputs = start.with_entries("log_weight", stale)
             if parts.samples.frozen:  # the log-ratio that the loss sees stays where it is
                 inputs = replace(inputs, log_ratio=inputs.log_ratio + inputs.log_weight)
-            values.append(torch.stack(list(reader.read(inputs))).sum(0)[rows, token] / parts.unit.shares(base)[0, 0])
-        return torch.cat(values)
+            return torch.stack(list(reader.read(inputs))).sum(0)[rows, token] / parts.unit.shares(base)[0, 0]
+
+        return reader.over(torch.arange(len(log_weights)), read)
 
     def answer(xs: Tensor) -> Tensor:
         return ask(xs, torch.full_like(xs, step), STEP) - (0.0 if parts.samples.constant else parts.constant)
@@ -724,7 +711,7 @@ def _read_spread(reader: PartReader, empty: Anatomy) -> Anatomy:
     # Row 2 has a known log-ratio, rows 3 and 7 give both groups a spread.
     entries = {(2, token): STEP, (3, 0): 2.0, (6, 1): 1.0, (7, 0): -1.0}
     inputs = base.with_entries("log_ratio", entries)
-    if not all(bool(torch.isfinite(x).all()) for x in reader.read(inputs)):
+    if not all_finite(reader.read(inputs)):
         return replace(empty, finite=False)
 
     def read(log_ratios: Tensor, seen: int = token) -> Tensor:
@@ -916,7 +903,7 @@ def _compare(reader: PartReader, parts: Anatomy) -> dict[str, float]:
         # Beyond the bounds of a mean over the completion's tokens.
         "very stale samples": reader.at_random(MIXED, stale=2.5, seed=17),
     }
-    if any(parts.exact) or parts.full is not None:
+    if parts.is_exact:
         # Beside small log-ratios: an estimate at large ones would hide that the divergence is clamped.
         far = reader.at_random(MIXED, seed=15)
         larger = {name: 6 * getattr(far, name) for name in ("tilt", "token_reverse_kl", "token_forward_kl")}

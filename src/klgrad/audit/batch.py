@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..core.divergences import Divergence
 from ..core.rollout import Rollout
-from ..enumeration import Problem, autoregressive, target_gradients, with_rational_sampler
+from ..enumeration import Problem, autoregressive, population, target_gradients, with_rational_sampler
 
 PADDING_LOGP, PADDING_REF_LOGP = -1.25, (-2.5, -0.25)
 """The log-probs where the mask is 0: plausible and unequal, so that a loss that ignores the mask is detected. The two
@@ -142,16 +142,24 @@ class Case:
     distance: str
     problem: Problem
     group_size: int
-    varying: bool
     parts: int | None = None
 
     @property
     def name(self) -> str:
         """A description that is unique among the problems."""
-        lengths = "varying" if self.varying else "fixed"
-        vocab = self.problem.space.vocab
+        space = self.problem.space
         groups = f"groups of {self.group_size}" + (" in one large batch" if self.parts else "")
-        return f"{self.distance}, {lengths} length, vocabulary {vocab}, {groups}"
+        return f"{self.distance}, {'varying' if space.ends else 'fixed'} length, vocabulary {space.vocab}, {groups}"
+
+    @cached_property
+    def members(self) -> Tensor:
+        """(M, G) every group as often as it is likely, in the limit of large batches."""
+        assert self.parts is not None
+        return population(self.problem, self.group_size, self.parts)
+
+    def batch(self, advantages: Advantages = "zero") -> Batch:
+        """The batch that holds all of them."""
+        return from_problem(self.problem, self.members, advantage_of(self.problem, advantages))
 
     @cached_property
     def targets(self) -> Mapping[str, Tensor]:
@@ -171,7 +179,7 @@ class Case:
             "distance_to_reference": self.distance,
             "vocabulary": space.vocab,
             "length": space.length,
-            "lengths_vary": self.varying,
+            "lengths_vary": space.ends,
             "completions": len(space),
             "group_size": self.group_size,
             "groups": len(space) ** self.group_size,
@@ -180,9 +188,7 @@ class Case:
 
 SHAPES = (
     # Vocabulary, length, ends, group size, seed. Pairs on the larger spaces, triples on the smaller: of a pair, a
-    # division by the standard deviation of the group keeps only the sign. Each seed is the first whose far problem
-    # exceeds every common clamp and bound (tested): k3 and k2, clamped at 10, have no gradient where log π/ref is
-    # beyond -2.61 and ±4.47, and importance ratios are truncated at 2 to 10.
+    # division by the standard deviation of the group keeps only the sign.
     (3, 2, False, 2, 19),
     (3, 3, True, 2, 1),
     (2, 2, False, 3, 75),
@@ -208,7 +214,6 @@ def cases(on_policy: bool = True) -> tuple[Case, ...]:
             distance,
             autoregressive(vocab, length, ends=ends, seed=seed, away_from_ref=from_ref, off_policy=off_policy),
             group_size,
-            ends,
         )
         for vocab, length, ends, group_size, seed in SHAPES
         for distance, (from_ref, off_policy) in DISTANCES.items()
@@ -257,7 +262,7 @@ def rational_case(
     to_ref, to_sampler = drawn.ref_logits - drawn.logits, drawn.behavior_logits - drawn.logits
     logits = sampler.logits if on_policy else sampler.logits - to_sampler
     problem = replace(sampler, logits=logits, ref_logits=logits + to_ref)
-    return Case(distance, problem, group_size, ends, parts)
+    return Case(distance, problem, group_size, parts)
 
 
 SURE = 20
@@ -271,4 +276,4 @@ def _sure_case(on_policy: bool) -> Case:
     sampler = torch.tensor([[SURE - 1, 1]], dtype=torch.float64).log() - math.log(SURE)
     logits = sampler if on_policy else sampler + torch.tensor([[-0.5, 0.5]], dtype=torch.float64)
     ref_logits = logits + drawn.ref_logits - drawn.logits
-    return Case("far", replace(drawn, logits=logits, ref_logits=ref_logits, behavior_logits=sampler), 2, False, SURE)
+    return Case("far", replace(drawn, logits=logits, ref_logits=ref_logits, behavior_logits=sampler), 2, SURE)

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from ..core.divergences import named
 from .batch import Batch
-from .gradients import Parts
 from .probes import (
     ESTIMATES,
     EXACT,
@@ -24,6 +23,7 @@ from .probes import (
     function_of,
     round_short,
 )
+from .subject import Parts
 
 # The parts.
 
@@ -524,7 +524,7 @@ class Anatomy:
     @property
     def is_sum_of_all(self) -> bool:
         """Whether the coefficient of every token is the sum of the completion's log π/ref, times one number."""
-        if len(self.credits) != 1 or self.has_edges or any(self.exact) or self.full is not None:
+        if len(self.credits) != 1 or self.has_edges or self.is_exact:
             return False
         (part,) = self.credits
         if part.curve is None or part.curve.has_edges or part.divided or part.later != part.earlier:
@@ -545,6 +545,11 @@ class Anatomy:
         """
         by_length = self.unit.name == "completion-mean" or any(c.divided for c in self.credits)
         return by_length or not self.ends or not self.cut_off
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether a divergence over the vocabulary is differentiated."""
+        return any(self.exact) or self.full is not None
 
     @property
     def has_edges(self) -> bool:

@@ -15,17 +15,14 @@ from typing import Literal, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from ..enumeration import population
 from ..policy_losses import PolicyLoss, PolicyParts, Ratio, Weight
 from ..targets import Verdict
 from .anatomy import MIXED, PLACE, ROUNDED, enumerate_gradients, read_anatomy
 from .batch import Batch, advantage_of, from_problem, proof_cases
-from .call import UserLoss
-from .gradients import Parts, evaluate, sum_over_rows
 from .parts import UNITS, Anatomy, Baseline, Unit
-from .probes import EXACT, HIGHEST_TWIN, ROWS, SINGLE, TOKENS, WIDTH, ProbeInputs, is_single, round_short
+from .probes import EXACT, HIGHEST_TWIN, ROWS, SINGLE, TOKENS, WIDTH, ProbeInputs, bisect, is_single, round_short
 from .procedure import fresh_name, stale_name
-from .subject import Subject, as_subject
+from .subject import Parts, Subject, all_finite, as_subject, evaluate, sum_over_rows
 
 # Inputs and answers.
 
@@ -54,16 +51,15 @@ class PolicyReader:
 
     def __init__(self, subject: Subject) -> None:
         self.subject = subject.large()
-        is_given_logits = isinstance(subject.loss, UserLoss) and subject.loss.uses("logits")
         random = ProbeInputs.at_random(MIXED, WIDTH, stale=0.02, highest=HIGHEST_TWIN)
         rewards = draw_rewards(ROWS)
         answers = [evaluate(self.subject, _batch_of(random, rewards))[1] for _ in range(2)]
         self.deterministic = all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(*answers, strict=True))
-        self.finite = all(bool(torch.isfinite(x).all()) for x in answers[0])
-        self.highest = HIGHEST_TWIN if is_given_logits or bool(answers[0].logits.any()) else -1e-6
+        self.finite = all_finite(answers[0])
+        self.highest = HIGHEST_TWIN if subject.is_given_logits or bool(answers[0].logits.any()) else -1e-6
         none = evaluate(self.subject, _batch_of(random, torch.zeros(ROWS)))[1]
         # A deviation of 0 gives 0/0: the loss then has no value without advantages, and no KL can be told.
-        self.finite_at_zero = all(bool(torch.isfinite(x).all()) for x in none)
+        self.finite_at_zero = all_finite(none)
         self.has_rest = self.finite_at_zero and any(bool(x.any()) for x in none)
         nudged = lambda step: evaluate(
             self.subject, _batch_of(replace(random, log_weight=random.log_weight + step), rewards)
@@ -350,13 +346,8 @@ def _fit(values: Tensor, ask: Callable[[Tensor], Tensor], same: float) -> Weight
             edges.append((None, 0.0))
             continue
         level = float(values[beyond]) / factor
-        near, far = float(GRID[last]), float(GRID[beyond])
-        for _ in range(8):  # each call narrows the edge 33 times
-            x = torch.linspace(near, far, 34, dtype=torch.float64)
-            has_left = torch.cat([(relative(x[1:-1]) - 1).abs() > same, torch.tensor([True])])
-            first = int(has_left.long().argmax())
-            near, far = float(x[first]), float(x[first + 1])
-        edge, level = round_short(math.exp(near), same), 0.0 if abs(level) <= same else round_short(level, same)
+        at = bisect(lambda x: (relative(x) - 1).abs() <= same, float(GRID[last]), float(GRID[beyond]))
+        edge, level = round_short(math.exp(at), same), 0.0 if abs(level) <= same else round_short(level, same)
         # Where the curve is continuous the edge is its value, whose digits rounding does not hide.
         edges.append((level if inside == "r" and level and abs(edge / level - 1) <= 2 * same else edge, level))
     (below_at, below), (above_at, above) = edges
@@ -536,26 +527,24 @@ def _enumerate(reader: PolicyReader, parts: PolicyAnatomy) -> PolicyAnatomy:
     for on_policy, samples in ((True, "fresh"), (False, "stale")):
         gap, cases = 0.0, proof_cases(on_policy)
         for case in cases:
-            assert case.parts is not None
             usual = 1.0
-            members = population(case.problem, case.group_size, case.parts)
             kinds = {None: advantage_of(case.problem, "random").float().double()}
             kinds |= {} if on_policy else {a: torch.full_like(kinds[None], a) for a in (1.0, -1.0)}
             for constant, advantage in kinds.items():
                 if constant and not reader.finite_at_zero:
                     continue
-                batch = from_problem(case.problem, members, advantage)
-                answers = (reader.derivatives(batch), parts.predict(batch), parts.predict(batch, stale=False))
-                found, formula, plain = (sum_over_rows(case.problem, members, x) for x in answers)
+                batch = from_problem(case.problem, case.members, advantage)
+                each = (reader.derivatives(batch), parts.predict(batch), parts.predict(batch, stale=False))
+                answer, formula, plain = (sum_over_rows(case.problem, case.members, x) for x in each)
                 if constant is None:
-                    usual = max(found.typical, formula.typical) or 1.0
-                    share = float(((found.mean - formula.mean) / usual).norm())
+                    usual = max(answer.typical, formula.typical) or 1.0
+                    share = float(((answer.mean - formula.mean) / usual).norm())
                     gap = max(gap, share if math.isfinite(share) else 1.0)
                     continue
                 towards = case.targets["forward-kl-sampler-sequence"]
-                length, whole = float(found.mean.norm()), float(plain.mean.norm())
+                length, whole = float(answer.mean.norm()), float(plain.mean.norm())
                 moves, has_plain = length > NONE * max(usual, whole), whole > NONE * usual
-                cosine = float(found.mean @ towards / towards.norm()) / length if moves else 0.0
+                cosine = float(answer.mean @ towards / towards.norm()) / length if moves else 0.0
                 drifts.append((constant, (length / whole if has_plain else math.inf) if moves else 0.0, cosine))
         unexplained[f"every outcome of {len(cases)} problems, {samples} samples"] = gap
     mean = lambda xs: sum(xs) / len(xs)
@@ -604,29 +593,24 @@ class PolicyResult:
     def to_dict(self) -> dict[str, object]:
         """Plain data, ready for JSON."""
         a = self.policy
-        kl = None if self.kl is None else self.kl.to_dict()
-        verdicts = {"verdict": self.kl_verdict, "verdict_off_policy": self.kl_verdict_off_policy, "anatomy": kl}
+        log_ratio, (positive, negative) = a.curve()
         names = ("scale", "epsilon", "compares", "leaks", "deterministic", "finite", "finite_if_equal", "proved")
-        return {
-            "name": self.name,
-            "source": self.source,
-            "policy": asdict(a.parts) | {name: getattr(a, name) for name in names} | self._measured(),
-            "kl": verdicts,
-        }
-
-    def _measured(self) -> dict[str, object]:
-        a = self.policy
-        log_ratio, values = a.curve()
-        return {
+        measured = {
             "mean_over_rows": a.unit.rows,
-            "curve": {
-                "ratio": log_ratio.exp().tolist(),
-                "positive": values[0].tolist(),
-                "negative": values[1].tolist(),
-            },
+            "curve": {"ratio": log_ratio.exp().tolist(), "positive": positive.tolist(), "negative": negative.tolist()},
             "drift": dict(zip(("positive", "negative"), map(asdict, a.drift), strict=False)),
             "unexplained": max(a.unexplained.values(), default=0.0),
             "unexplained_by_probe": a.unexplained,
+        }
+        return {
+            "name": self.name,
+            "source": self.source,
+            "policy": asdict(a.parts) | {name: getattr(a, name) for name in names} | measured,
+            "kl": {
+                "verdict": self.kl_verdict,
+                "verdict_off_policy": self.kl_verdict_off_policy,
+                "anatomy": self.kl and self.kl.to_dict(),
+            },
         }
 
 

@@ -27,8 +27,7 @@ from ..core.divergences import (
 )
 from ..core.estimators import k2, k3
 from .batch import PADDING_LOGP, PADDING_REF_LOGP, Advantages, Batch
-from .gradients import of_reference
-from .subject import Subject
+from .subject import Subject, of_reference
 
 ROWS, TOKENS, GROUP = 8, 9, 4
 """Two groups of four completions of nine tokens: statistics of a group differ from those of the batch."""

@@ -1,6 +1,7 @@
 """The parts of a loss in words: five lines and a formula, the cells of a table, and what was expected of a part."""
 
 import math
+from collections.abc import Callable
 from itertools import pairwise
 
 import torch
@@ -188,7 +189,7 @@ def _corrected(a: Anatomy) -> str:
 
 def _uncorrected(a: Anatomy, brief: bool) -> str:
     """Without a ratio: a coefficient c(l) descends the mean of h(l) under the sampler, the integral of c."""
-    own, is_exact = a.own_shares, any(a.exact) or a.full is not None
+    own = a.own_shares
     is_bounded = a.has_edges or len(own) != 1
     ((name, weight),) = own.items() if len(own) == 1 else (("", 1.0),)
     descends = "the mean" if weight > 0 else "climbs the mean"
@@ -204,8 +205,8 @@ def _uncorrected(a: Anatomy, brief: bool) -> str:
             return "no objective: later tokens are those of the sampler"
         return "no objective: without a ratio"
     texts = [] if a.own.is_zero else [f"{descends} of {_mean_of(a, name, is_bounded, 'l', brief)} under the sampler"]
-    texts += ["the same on the sampler's prefixes"] if is_exact and not texts else []
-    return texts[0] + (", and its exact part on the sampler's prefixes" if is_exact and not a.own.is_zero else "")
+    texts += ["the same on the sampler's prefixes"] if a.is_exact and not texts else []
+    return texts[0] + (", and its exact part on the sampler's prefixes" if a.is_exact and not a.own.is_zero else "")
 
 
 def _mean_of(a: Anatomy, name: str, is_bounded: bool, argument: str, brief: bool) -> str:
@@ -424,7 +425,8 @@ def ratio(a: Anatomy) -> str:
         if s.bound is None:
             return "none: samples are taken as drawn from π"
         left_out = "tokens" if s.ratio == "token" else "completions"
-        return f"none weighs: {left_out} are left out where {OF[s.ratio]} is {_ends(s.bound)}"
+        ends = outside(s.bound.low, s.bound.high, "{:.4g}".format)
+        return f"none weighs: {left_out} are left out where {OF[s.ratio]} is {ends}"
     if s.ratio == "other":
         return "it depends on π/μ in another way than by a token, prefix, sequence or mean ratio"
     text = f"{OF[s.ratio]}, {_bound(s.bound)}" if s.bound is not None else OF[s.ratio]
@@ -455,9 +457,15 @@ def _beyond(a: Anatomy) -> str:
     return f"bound x ({text})" if " " in text else f"bound x {text}"
 
 
-def _ends(bound: Bound) -> str:
-    ends = (("below", bound.low), ("above", bound.high))
-    return " or ".join(f"{side} {x:.4g}" for side, x in ends if x is not None)
+def outside(below: float | None, above: float | None, number: Callable[[float], str] = "{:.3g}".format) -> str:
+    """A range that is open on one or both sides; `number` writes its ends. Empty if there is none.
+
+    Example:
+        >>> outside(-2.61, 11.0)
+        'below -2.61 or above 11'
+    """
+    ends = (("below", below), ("above", above))
+    return " or ".join(f"{word} {number(end)}" for word, end in ends if end is not None)
 
 
 BOUNDS = {"truncate": "truncated", "clip": "clipped", "ppo": "clipped as in PPO"}
@@ -468,7 +476,8 @@ def _bound(bound: Bound | None) -> str:
         return ""
     word = BOUNDS.get(bound.kind, "bounded")
     if bound.kind in ("mask", "gate"):
-        return f"{'masked' if bound.kind == 'mask' else 'left out'} {_ends(bound)}"
+        word = "masked" if bound.kind == "mask" else "left out"
+        return f"{word} {outside(bound.low, bound.high, '{:.4g}'.format)}"
     if bound.kind == "value":
         return f"0 where r x {bound.estimate} > {bound.high:.4g}"
     ends = [f"{x:.4g}" for x in (bound.low, bound.high) if x is not None]
@@ -646,44 +655,38 @@ def remarks(a: Anatomy) -> list[tuple[str, str]]:
     Returns:
         For each a note, for a table, and a sentence; either may be empty.
     """
-    found = []
+    pairs = []
     if a.matters and a.proved_fresh and not a.proved:
-        found.append(("", _cause(a)))
+        pairs.append(("", _cause(a)))
     if not a.proved_fresh:  # what was read of the rest is not what the loss does
         pass
     elif a.constant and a.power and not a.is_nothing:
         does = "flattens" if a.constant > 0 else "sharpens"
-        found.append(
+        pairs.append(
             ("", f"a constant of {a.constant:g} x its probability on each token's score, which {does} the policy")
         )
     elif a.constant and not a.is_nothing:
         fresh = "a pull on lengths" if a.looks_at_length else "nothing"
         sentence = f"a constant of {a.constant:g} on every score: {fresh} on fresh samples, {_constant_drift(a)}"
-        found.append((f"constant {a.constant:g}", sentence))
+        pairs.append((f"constant {a.constant:g}", sentence))
     if a.baseline.name == "token-mean":
-        found.append(("centred token by token", ""))
+        pairs.append(("centred token by token", ""))
     if any(a.entropy) and a.proved_fresh:
         bonus = sum(a.entropy)
         kind = "bonus" if bonus > 0 else "penalty"
         whole = " over whole completions" if a.entropy_of_whole else ""
-        found.append((f"entropy {kind} {abs(bonus):g}", f"an entropy {kind} of {abs(bonus):g}{whole}"))
+        pairs.append((f"entropy {kind} {abs(bonus):g}", f"an entropy {kind} of {abs(bonus):g}{whole}"))
     if a.late:
-        found.append(("ref one token off", ""))
+        pairs.append(("ref one token off", ""))
     if not a.ends and a.proved_fresh:
-        found.append(("no gradient at the end token", "the last token of a completion has no gradient"))
+        pairs.append(("no gradient at the end token", "the last token of a completion has no gradient"))
     if not a.cut_off:
-        found.append(("", "completions that fill the batch's width, as those that were cut off, have no gradient"))
+        pairs.append(("", "completions that fill the batch's width, as those that were cut off, have no gradient"))
     if a.top_k is not None:
-        found.append((f"{a.top_k} entries of the vocabulary only", ""))
+        pairs.append((f"{a.top_k} entries of the vocabulary only", ""))
     if a.leaks:
-        masked = "masked positions have a gradient"
-        found.append(("touches padding", masked))
-    return found
-
-
-def besides(a: Anatomy) -> list[tuple[str, str]]:
-    """The remarks as rows of a report."""
-    return [("beside it", sentence) for _, sentence in remarks(a) if sentence]
+        pairs.append(("touches padding", "masked positions have a gradient"))
+    return pairs
 
 
 def _constant_drift(a: Anatomy) -> str:

@@ -32,8 +32,8 @@ from .console import HasName, beside, completing, deliver, first_lines, lines, s
 
 if TYPE_CHECKING:
     from ..audit import AuditResult, Subject
+    from ..audit.page import Fix, Fixes
     from ..audit.policy import PolicyResult
-    from ..audit.render.page import Fix, Fixes
     from ..audit.subject import FileLosses
     from ..policy_losses import PolicyLoss
 
@@ -107,7 +107,7 @@ def recorded_table(name: str, *, whole: bool = False) -> Group | None:
         return None
     shown = matching(name, [row[0] for row in rows])
     if whole:
-        from ..audit.render.policy_page import table_of
+        from ..audit.policy_page import table_of
 
         table = table_of([row for row in rows if row[0] in shown])
     else:
@@ -261,14 +261,14 @@ def _find(name: str, settings: Json, console: Console, *, alone: bool) -> FileLo
 
     if framework_of(name):
         return FileLosses(settings_of(console, [name], wanted=True), {})
-    known = catalogue()
-    if name in known:
-        return FileLosses([known[name]], {})
     if ":" in name:
         loss = locate(name)
         return FileLosses([as_subject(loss, name, settings if alone else settings_for(loss, settings))], {})
     if name.endswith(".py"):
         return load_every(name, settings)
+    known = catalogue()
+    if name in known:
+        return FileLosses([known[name]], {})
     if Path(f"{name}.py").is_file():
         raise LossImportError("a name of the catalogue or of a framework, or a Python file", name, f"write {name}.py")
     raise UnknownNameError("loss", name, [*known, *FRAMEWORKS])
@@ -401,8 +401,8 @@ def command(
 
     from ..audit import audit, catalogue
     from ..audit.call import parse_names, parse_settings
-    from ..audit.render.terminal import to_json, to_markdown
     from ..audit.subject import COMMON
+    from ..audit.terminal import to_json, to_markdown
 
     torch.set_num_threads(1)  # the tensors are too small for threads to help
     gc.set_threshold(100_000)  # a framework has a million objects that stay
@@ -452,8 +452,7 @@ def _report(
     names: list[str], audited: list[tuple[Subject, AuditResult]], width: int, expect: object, *, full: bool, every: bool
 ) -> RenderableType:
     """Everything about one loss that was named, or a table of several; with `full` both for several."""
-    from ..audit import catalogue
-    from ..audit.render import terminal as tables
+    from ..audit import catalogue, terminal as tables
 
     results = [result for _, result in audited]
     if not (names or every or full):
@@ -469,7 +468,7 @@ def _report(
 
 
 def _page(subjects: list[Subject], results: list[AuditResult], not_audited: dict[str, str]) -> str:
-    from ..audit.render.page import to_html
+    from ..audit.page import to_html
 
     summaries = [subject.summary for subject in subjects]
     return to_html(results, summaries=summaries, fixes=fixes_for(subjects), tags=tags(), not_audited=not_audited)
@@ -520,7 +519,7 @@ def fixes_for(subjects: Sequence[Subject]) -> Fixes:
 
 def fixes_of(framework: str) -> list[Fix]:
     """A framework's settings by meaning; for the reverse KLs also code, if no setting is correct on all problems."""
-    from ..audit.render.page import Fix
+    from ..audit.page import Fix
 
     fixes = []
     for meaning in MEANINGS:
@@ -561,7 +560,7 @@ def report_whole(
         The results, and what was not audited.
     """
     from ..audit.policy import audit_whole
-    from ..audit.render.policy_page import in_full, overview, to_html, to_json, to_markdown
+    from ..audit.policy_page import in_full, overview, to_html, to_json, to_markdown
     from ..policy_losses import POLICY_LOSSES
 
     console, failures = beside(json, markdown, html), Failures()

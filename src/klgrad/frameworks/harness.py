@@ -228,7 +228,7 @@ def subject(framework: str, name: str, loss: Callable[[Batch], Tensor], **more: 
 
 def of_arrays(loss: Callable[[dict[str, Any]], Any], library: Literal["jax", "mlx"]) -> Callable[[Batch], Tensor]:
     """A loss of the arrays of another library, which are named as the fields of a `Batch`, as a loss of a batch."""
-    from ..audit.backends import in_torch
+    from ..audit.call import in_torch
 
     of_tensors = in_torch(loss, library)
     return lambda batch: of_tensors({field.name: getattr(batch, field.name) for field in fields(batch)})

@@ -213,7 +213,7 @@ def check(framework: Framework, known: Recorded | None) -> VersionDrift:
 def audit_again(framework: Framework, known: Recorded, drift: VersionDrift) -> VersionDrift:
     """Audit the installed code, and compare it with the record by part."""
     from ..audit import audit
-    from ..audit.render.terminal import cells_of
+    from ..audit.terminal import cells_of
 
     try:
         rows = [list(cells_of(audit(subject))) for subject in framework.subjects()]

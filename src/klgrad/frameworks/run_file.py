@@ -477,8 +477,8 @@ def _audited(run: Run, part: KLPart) -> PartAudit | None:
     import torch
 
     from ..audit import audit
-    from ..audit.advice import in_words, notes
-    from ..audit.sentences import report
+    from ..audit.advice import notes
+    from ..audit.sentences import report, summary
 
     torch.set_num_threads(1)  # the tensors are too small for threads to help
     try:
@@ -495,7 +495,7 @@ def _audited(run: Run, part: KLPart) -> PartAudit | None:
         source = f"audited here with {framework.name} {framework.installed}"
     else:
         source = f"audited here: its formula, transcribed from {reader.title} {FRAMEWORKS[run.framework].tested}"
-    words = in_words(r), in_words(r, on_policy=False)
+    words = summary(r.anatomy), summary(r.anatomy, on_policy=False)
     parts = tuple(report(r.anatomy)) if r.anatomy else ()
     verdicts = (r.verdict, r.verdict_off_policy, r.holds)
     return PartAudit(part, *verdicts, *words, source, str(r.advice), "; ".join(notes(r)), parts)

@@ -177,6 +177,23 @@ def in_float64(*modules: ModuleType) -> Iterator[None]:
         torch.set_default_dtype(default)
 
 
+@contextmanager
+def with_narrow_tiles() -> Iterator[None]:
+    """Let TRL project onto as many columns as there are words.
+
+    It allocates 32,768 for each token. Of these one page is used in each row, and the system would clear it every time.
+    """
+    from trl.kernels import chunked_divergence
+    from trl.trainer import utils
+
+    columns = len(WORDS)
+    with (
+        patch.object(utils, "_CHUNKED_LOGPROB_CHUNK_SIZE", columns),
+        patch.object(chunked_divergence, "VOCAB_CHUNK_SIZE", columns),
+    ):
+        yield
+
+
 def at_leaves(loss: Tensor, leaves: Sequence[Tensor]) -> Tensor:
     """A loss with the same value and gradients, differentiated here: within `in_float64`, so is TRL's backward pass."""
     gradients = torch.autograd.grad(loss, leaves, allow_unused=True)
@@ -253,7 +270,8 @@ class DistillationStage:
         columns = batch.mask.shape[1]
         self.completions = [completion(n, ended=n < columns) for n in batch.mask.sum(-1).tolist()]
         wide = batch.logits.dtype == torch.float64
-        with one_thread(), in_float64(chunked_divergence, chunked_logprob) if wide else nullcontext():
+        precision = in_float64(chunked_divergence, chunked_logprob) if wide else nullcontext()
+        with one_thread(), with_narrow_tiles(), precision:
             rows = [{"prompt": prompt(row)} for row in range(len(batch.logits))]
             taken = self.trainer._generate_and_score_completions(rows)
             return at_leaves(self.trainer.compute_loss(self.trainer.model, taken), batch.leaves)
@@ -336,7 +354,8 @@ class Stage:
 
         restore_accelerate()
         self._take(batch)
-        with one_thread(), in_float64(chunked_logprob) if batch.logp.dtype == torch.float64 else nullcontext():
+        wide = batch.logp.dtype == torch.float64
+        with one_thread(), with_narrow_tiles(), in_float64(chunked_logprob) if wide else nullcontext():
             self.policy.logp = batch.logp if self.trainer.use_vllm else batch.behavior_logp
             if self.reference is not None:
                 self.reference.logp = batch.ref_logp

@@ -25,8 +25,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ...audit.gradients import expected_gradient
-from ...audit.subject import as_subject
+from ...audit.subject import as_subject, expected_gradient
 from ...core.rollout import Rollout
 from ...core.term import KLTerm
 from ...drawing import STYLES

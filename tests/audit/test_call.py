@@ -14,8 +14,7 @@ from klgrad import KLTerm
 from klgrad.audit import audit, load, load_every
 from klgrad.audit.batch import Batch, cases, from_problem
 from klgrad.audit.call import parse_names, parse_settings, prepare, scalar
-from klgrad.audit.gradients import every_gradient
-from klgrad.audit.subject import Subject, as_subject
+from klgrad.audit.subject import Subject, as_subject, every_gradient
 from klgrad.cli.audit import command
 from klgrad.enumeration import autoregressive, every_group
 from klgrad.errors import LossCallError, LossImportError, LossOutputError, UnknownNameError
@@ -168,12 +167,6 @@ def test_a_gradient_on_the_logits_of_masked_positions_is_seen(problem):
     assert found[:, problem.logits.numel() :].any()
 
 
-@pytest.mark.slow
-def test_a_loss_of_logits_that_is_random_is_told():
-    loss = lambda logits, ref_logits: torch.rand(()) * (logits.softmax(-1) * ref_logits).sum(-1)
-    assert not audit(loss).anatomy.deterministic
-
-
 class NeedsBeta(nn.Module):
     def __init__(self, beta, scale=1.0):
         super().__init__()
@@ -185,10 +178,10 @@ class NeedsBeta(nn.Module):
 
 def test_an_error_in_a_module_names_its_own_file(batch):
     subject = as_subject(NeedsBeta(0.1))
-    with pytest.raises(LossCallError, match=r"'Tensor' object has no attribute 'nosuch'.*test_calling.py, line \d+"):
+    with pytest.raises(LossCallError, match=r"'Tensor' object has no attribute 'nosuch'.*test_call.py, line \d+"):
         subject(batch)
     takes_less = lambda *args, **kwargs: (lambda logp: logp)(*args, **kwargs)
-    with pytest.raises(LossCallError, match=r"look at .*test_calling.py, line \d+"):
+    with pytest.raises(LossCallError, match=r"look at .*test_call.py, line \d+"):
         as_subject(takes_less)(batch)
 
 

@@ -10,12 +10,12 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from ...support import finite
-from ..advice import STANDINGS, notes, rows, standing
-from ..batch import proof_cases
-from ..procedure import AuditResult
-from ..sentences import cells, part_differences
-from ..subject import Subject
+from ..support import finite
+from .advice import STANDINGS, notes, rows, standing
+from .batch import proof_cases
+from .procedure import AuditResult
+from .sentences import cells, part_differences
+from .subject import Subject
 
 # Audit results as JSON and as a Markdown table.
 
@@ -109,8 +109,8 @@ def overview(
         wanted: expected values of parts; a cell that differs is marked by `DIFFERS`.
     """
     heading = lambda r: titles.get(r.framework) or KIND_TITLES[r.kind]
-    found = dict.fromkeys(map(heading, results))
-    return _tables({title: [r for r in results if heading(r) == title] for title in found}, width, tags, wanted)
+    headings = dict.fromkeys(map(heading, results))
+    return _tables({title: [r for r in results if heading(r) == title] for title in headings}, width, tags, wanted)
 
 
 def _tables(

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
 from typing import NamedTuple
 
 import torch
@@ -14,15 +13,15 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 from torch import Tensor
 
-from ...core.divergences import Divergence, optimum
-from ...core.term import as_code
-from ...targets import TARGETS, Role, Verdict
-from ..advice import at_and_beyond, notes, outside, rows, standing
-from ..batch import proof_cases
-from ..parts import Anatomy
-from ..probes import GRID, function_of
-from ..procedure import AuditResult
-from ..sentences import cells
+from ..core.divergences import Divergence, optimum
+from ..core.term import as_code
+from ..targets import TARGETS, Role, Verdict
+from .advice import at_and_beyond, notes, rows, standing
+from .batch import proof_cases
+from .parts import Anatomy
+from .probes import GRID, function_of
+from .procedure import AuditResult
+from .sentences import cells, outside
 from .terminal import KIND_TITLES, PARTS
 
 # Templates with autoescape, and filters for text that may break over lines.
@@ -52,8 +51,9 @@ PHONE = 36
 @cache
 def environment() -> Environment:
     """The templates, loaded once."""
+    loader = PackageLoader("klgrad.audit")
     loaded = Environment(
-        loader=PackageLoader("klgrad.audit.render"),
+        loader=loader,
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -61,8 +61,7 @@ def environment() -> Environment:
         keep_trailing_newline=True,
     )
     loaded.filters.update(breakable=breakable, code_words=code_words, zip=zip)
-    style = files("klgrad.audit.render").joinpath("page.css").read_text(encoding="utf-8")
-    loaded.globals.update(ICONS=ICONS, TARGETS=TARGETS, style=style)
+    loaded.globals.update(ICONS=ICONS, TARGETS=TARGETS, style=loader.get_source(loaded, "page.css")[0])
     return loaded
 
 

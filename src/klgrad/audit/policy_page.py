@@ -10,20 +10,18 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from ...policy_losses import Weight
-from ...support import finite
-from ..policy import Drift, PolicyAnatomy, PolicyResult
-from ..sentences import besides, scale, summary, unit
+from ..policy_losses import Weight
+from ..support import finite
 from .page import Frame, Plot, environment
+from .policy import Drift, PolicyAnatomy, PolicyResult
+from .sentences import OF, remarks, scale, summary, unit
 from .terminal import markdown_table
 
 # The parts in words.
 
 RATIOS = {
     "none": "none: the samples are used as if they were those of π",
-    "token": "r = π/μ of the token itself",
-    "prefix": "r = π/μ of the tokens so far",
-    "sequence": "r = π/μ of the whole completion",
+    **{name: f"r = {OF[name]}" for name in ("token", "prefix", "sequence")},
     "mean": "r = the geometric mean of π/μ over the completion's tokens",
     "other": "no single one: the weight of a token depends on several, such as its own and that of its completion",
 }
@@ -66,7 +64,7 @@ def report(r: PolicyResult) -> list[tuple[str, str]]:
         ]
     rows.append(("KL", kl(r)))
     if r.kl is not None:
-        rows += [("its scale", scale(r.kl)), *besides(r.kl)]
+        rows += [("its scale", scale(r.kl)), *(("beside it", text) for _, text in remarks(r.kl) if text)]
     if a.leaks:
         rows.append(("beside it", "masked positions have a gradient: multiply by the mask before summing"))
     if not a.finite_if_equal:
