@@ -199,9 +199,9 @@ BOUND_APART = Remedy(
     "the reverse KL, with the bound that you choose",
 )
 POWER = Remedy("leave out the factor π: a token is sampled with that probability already", (TOKEN,))
-ENTROPY = Remedy(
-    "detach, or leave out, each log-prob of π that stands outside logp - ref_logp, if no entropy term is meant"
-)
+ENTROPY = Remedy("leave out the term with the log-prob of π alone, if no entropy term is meant")
+SWAPPED = Remedy("swap logp and ref_logp, if k3 was meant, which is exp(-l) - 1 + l")
+WITHOUT_ITSELF = Remedy("leave the completion itself out of the mean that is subtracted")
 ENTRIES = Remedy("add the tail of the vocabulary, or use all of it")
 CENTRE = Remedy("subtract a mean over completions, after the tokens of each are summed")
 FOR_TOKENS = Remedy("for the reverse KL", (TOKEN,), "of each token; KLTerm() is that of whole completions")
@@ -245,6 +245,8 @@ def _remedies(result: "AuditResult", subject: Subject) -> tuple[Remedy, ...]:
         BOUND_APART: a.samples.bound is not None and a.samples.bound.beyond is not None,
         CLAMP: has_dead_zone,
         ENTROPY: any(a.entropy),
+        SWAPPED: set(a.shares) == {"chi-square"} and a.level == "token" and not a.is_exact,
+        WITHOUT_ITSELF: a.baseline.name == "batch-mean",
         ENTRIES: a.top_k is not None and not a.lumps_tail,
         (FOR_SEQUENCES if a.horizon.kind == "all" else FOR_TOKENS): set(a.shares) == {"forward-kl"}
         and not has_dead_zone,
@@ -292,6 +294,8 @@ def _finding(result: "AuditResult") -> str:
         text = summary(a)
         if text.startswith(("climbs", "nothing")):
             return text if text.startswith("climbs") else f"regularises {text}"
+        ahead = f"{a.horizon.discount or 0:g} a token"
+        text = text.replace(f", {ahead} ahead", f", with later tokens discounted by {ahead}")
         beside = ", with an entropy term beside it" if any(a.entropy) else ""
         return f"descends {'' if text.startswith('a ') else 'the '}{text}{beside}"
     bound = a.samples.bound

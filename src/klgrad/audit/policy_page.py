@@ -182,7 +182,10 @@ def drift(a: PolicyAnatomy, *, brief: bool = False) -> str:
         return "none" if brief else f"none: {why}"
     up, down = (_direction(d, brief) for d in a.drift)
     text = up if up == down else f"A > 0: {up}; A < 0: {down}"
-    return text if brief else f"with one advantage for all, updates should cancel in the mean; what is left: {text}"
+    if brief:
+        return text
+    problems = " (on the small problems of the proof)" if "%" in text else ""
+    return f"with the same advantage for all completions the mean update should be 0, and is not: {text}{problems}"
 
 
 def _direction(d: Drift, brief: bool) -> str:
@@ -196,13 +199,7 @@ def _direction(d: Drift, brief: bool) -> str:
     size = "" if math.isinf(d.size) else f"{d.size:.0%} " if d.size >= 0.005 else f"{d.size:.1g} "
     aside = abs(d.towards_sampler) < 0.2
     to = "elsewhere" if aside else "to μ" if d.towards_sampler > 0 else "away from μ"
-    if brief:
-        return f"{size}{to}"
-    return (
-        f"{to}, {size}of what a loss without a ratio leaves"
-        if size
-        else f"{to}, where a loss without a ratio leaves nothing"
-    )
+    return f"{size}{to}" if brief else f"{to}, {size}as large as without a ratio" if size else to
 
 
 def kl(r: PolicyResult) -> str:

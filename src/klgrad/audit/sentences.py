@@ -44,11 +44,25 @@ def report(a: Anatomy) -> list[tuple[str, str]]:
         return [*rows, ("ratio", ratio(a)), ("unit", unit(a.unit)), ("baseline", baseline(a)), ("proved", proof(a))]
     rows += [("looks ahead", horizon(a)), ("ratio", ratio(a))]
     rows += [] if a.is_nothing and not a.constant else [("stale samples", _stale(a, brief=False))]
-    divides = unit(a.unit)
-    if a.baseline.name.startswith("batch") or a.baseline.name in ("return-mean", "token-mean"):
-        divides += "; micro-batches of other sizes change its baseline"
-    rows += [("unit", divides), ("baseline", baseline(a)), ("scale", scale(a)), ("coefficient", _coefficient(a))]
+    rows += [
+        ("unit", f"{unit(a.unit)}{_of_micro_batches(a)}"),
+        ("baseline", baseline(a)),
+        ("scale", scale(a)),
+        ("coefficient", _coefficient(a)),
+    ]
     return [*rows, ("proved", proof(a))]
+
+
+def _of_micro_batches(a: Anatomy) -> str:
+    """What follows from the unit and the baseline for batches that are cut up, where the unit does not say it."""
+    if a.baseline.name.startswith("batch") or a.baseline.name in ("return-mean", "token-mean"):
+        return "; micro-batches of other sizes change its baseline"
+    if a.unit.name == "fixed-length":
+        return "; it changes with the longest completion of a micro-batch, unless all are padded alike"
+    plain = a.baseline.name == a.baseline.spread == "none"
+    if plain and a.unit.rows and a.unit.name in ("sum", "completion-mean"):
+        return "; micro-batches of equally many completions change nothing"
+    return ""
 
 
 def summary(a: Anatomy, *, on_policy: bool = True) -> str:
@@ -160,11 +174,25 @@ def _stale(a: Anatomy, *, brief: bool = True) -> str:
         drifts.append("its baseline adds a drift")
     if a.has_past and (s.per_decision or not carried) and not text.startswith(("the mean", "climbs the mean")):
         drifts.append("the credit of earlier tokens adds a drift")
-    if not brief and text.startswith(("the mean", "climbs the mean")):
-        text = f"not corrected: {text}"
-    elif not brief and text.startswith("the same") and not s.frozen and s.weight != "none":
-        text = f"corrected{' for the token' if s.ratio == 'token' else ''}: {text}"
+    if not brief:
+        text = _with_verdict(a, text) + (", beside the entropy term" if any(a.entropy) else "")
     return "; ".join([text, *drifts])
+
+
+def _with_verdict(a: Anatomy, text: str) -> str:
+    """The same, after whether stale samples are corrected."""
+    s = a.samples
+    if text.startswith(("the mean", "climbs the mean")):
+        return f"not corrected: {text}"
+    if text.startswith("no objective"):
+        return f"not the gradient of any objective{text.removeprefix('no objective')}"
+    if not text.startswith("the same") or s.frozen:
+        return text
+    text = text.replace("the same", "the same divergence", 1)
+    if s.weight == "none":
+        return text
+    for_what = " for the token" if s.ratio == "token" else ""
+    return f"corrected{for_what}{' up to its bound' if s.bound is not None else ''}: {text}"
 
 
 def _climb(constant: float) -> str:
@@ -342,10 +370,11 @@ def _nothing(a: Anatomy, brief: bool) -> str:
         return "nothing: ref has no effect" + ("" if brief else f"; {_cause(a)}")
     if not a.constant and not any(a.entropy):
         return "nothing: no gradient depends on ref"
-    if a.constant and a.unit.name == "completion-mean":
-        lowers = a.constant > 0
-        does = "lowers E[1/length], which asks for longer" if lowers else "raises E[1/length], which asks for shorter"
-        return f"nothing: ref has no effect; it {does} completions"
+    if a.constant and (a.unit.name == "completion-mean" or (a.unit.name == "token-mean" and not brief)):
+        of = "1/length" if a.unit.name == "completion-mean" else "1/tokens of the batch"
+        does = f"lowers E[{of}], which asks for longer" if a.constant > 0 else f"raises E[{of}], which asks for shorter"
+        little = "" if a.unit.name == "completion-mean" else ", little in large batches"
+        return f"nothing: ref has no effect; it {does} completions{little}"
     return "nothing: ref has no effect"
 
 
@@ -509,6 +538,8 @@ def baseline(a: Anatomy) -> str:
     }.get(a.baseline.name, "completions influence each other in a way that no known baseline does")
     if a.baseline.covers != "all" and a.baseline.name != "none":
         text += ", of the detached credit alone"
+    elif a.baseline.name in ("group-mean", "batch-mean"):
+        text += f": a {a.baseline.name.removesuffix('-mean')} of one has no gradient"
     return text if a.baseline.spread == "none" else f"{text}; divided by {_divisor(a)}"
 
 
@@ -544,6 +575,8 @@ ESTIMATORS = {
 
 def _coefficient(a: Anatomy) -> str:
     """The formula with what is beside the KL in it, and whose it is."""
+    if a.full is not None and a.own.is_zero and not a.credits:
+        return "none: the gradient is Σ_t ∇D_t, with D_t summed over the vocabulary"
     text = formula(a)
     bonus, of_entries = a.entropy
     if bonus:
@@ -553,8 +586,19 @@ def _coefficient(a: Anatomy) -> str:
         return f"{text} {'+' if of_entries < 0 else '-'} {_times(abs(of_entries), '∇entropy_t')}"
     plain, edges = text.split(", with c(l) = ")[-1].split(", but ")[0], a.has_edges and not a.constant
     name = ESTIMATORS.get(plain.replace("l)", "l_t)") if edges else plain)
-    known = f"{name}, where it is not cut off" if edges and not a.curve.below and not a.curve.above else name
-    return f"{text}: that of {known}" if name and (edges or not a.has_edges) else text
+    if not name or (a.has_edges and not edges):
+        return text
+    return f"{text}: that of {name}{_clamp(a, name) if edges else ''}"
+
+
+def _clamp(a: Anatomy, name: str) -> str:
+    """At which value an estimate is clamped, from where its slope ends."""
+    value = {"k2 as a loss": lambda x: x * x / 2, "k3 as a loss": lambda x: math.exp(-x) - 1 + x}.get(name)
+    ends = [edge for edge in (a.curve.low, a.curve.high) if edge is not None]
+    if value is None or a.curve.below or a.curve.above:
+        return ""
+    values = [value(edge) for edge in ends]
+    return f" clamped at {values[0]:.3g}" if max(values) - min(values) < 1e-3 * max(values) else ", cut off"
 
 
 def formula(a: Anatomy) -> str:

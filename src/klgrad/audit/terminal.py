@@ -13,8 +13,9 @@ from rich.text import Text
 from ..support import finite
 from .advice import STANDINGS, notes, rows, standing
 from .batch import proof_cases
+from .parts import Bound
 from .procedure import AuditResult
-from .sentences import cells, part_differences
+from .sentences import cells, part_differences, summary
 from .subject import Subject
 
 # Audit results as JSON and as a Markdown table.
@@ -165,11 +166,13 @@ def in_full(r: AuditResult, subject: Subject, width: int) -> RenderableType:
     """Everything about one loss."""
     facts = Table.grid(padding=(0, 2))
     facts.add_column(no_wrap=True)
-    facts.add_row("in short", Text(r.advice.finding, style=style_of(r)))
+    worse = f"; on stale samples it {_stale_effect(r)}" if standing(r) == "nothing" and r.anatomy.constant else ""
+    facts.add_row("in short", Text(f"{r.advice.finding}{worse}", style=style_of(r)))
     for label, sentence in rows(r):
         facts.add_row(label, sentence)
     if standing(r) in ("right", "large") and r.anatomy.baseline.spread == "none":
-        facts.add_row("to test it", f"klgrad audit {'...' if r.kind == 'framework' else r.name} --expect {r.verdict}")
+        name = "..." if r.kind == "framework" else r.name
+        facts.add_row("in CI", f"klgrad audit {name} --expect {r.verdict}")
     if r.kind != "cell" and r.kind != "term":
         facts.add_row("called", Text(r.call, style="dim"))
     for remedy in r.advice.remedies:
@@ -182,6 +185,10 @@ def in_full(r: AuditResult, subject: Subject, width: int) -> RenderableType:
     return Panel(body, title=name if fits else None, title_align="left")
 
 
+def _stale_effect(r: AuditResult) -> str:
+    return summary(r.anatomy, on_policy=False)
+
+
 SAMPLES = "Fresh samples are drawn from π, stale ones from the sampler μ, an older policy."
 SYMBOLS = {
     "k1": "k1 = l",
@@ -190,7 +197,6 @@ SYMBOLS = {
     "r_t": "r_t = π/μ of token t",
     "w_t": "w_t = π/μ of the tokens up to t",
     "w_T": "w_T = π/μ of the completion",
-    "bound(": "bound(x) = x within its bound",
     "D_t": "D_t = the divergence at token t",
     "KLTerm": "KLTerm is of this library (from klgrad import KLTerm)",
 }
@@ -202,5 +208,12 @@ def legend(r: AuditResult) -> str:
     told = dict(rows(r))
     text = " ".join([*told.values(), *map(str, r.advice.remedies)])
     used = ["l = log π/ref of a token", *(meaning for symbol, meaning in SYMBOLS.items() if symbol in text)]
+    used += [f"bound(x) = {_of_bound(r.anatomy.samples.bound)}"] if "bound(" in text else []
     gradient = "The gradient is the mean of Σ_t c_t ∇log π(token t), with the coefficient c_t. "
-    return f"{gradient if 'coefficient' in told else ''}{', '.join(used)}. {SAMPLES}"
+    return f"{'' if told.get('coefficient', 'none').startswith('none') else gradient}{', '.join(used)}. {SAMPLES}"
+
+
+def _of_bound(bound: Bound | None) -> str:
+    if bound is not None and bound.kind == "truncate" and bound.high is not None:
+        return f"min(x, {bound.high:g})"
+    return "x within its bound"
