@@ -6,6 +6,8 @@ from oracle import PROBLEMS, SEQUENCES, SMALL, gradient_of_rows, mean_gradient, 
 from tolerances import EXACT
 
 from klgrad import KLTerm, zoo as cells
+from klgrad.audit import audit
+from klgrad.audit.sentences import divergence
 from klgrad.core.credit import future, to_go, whole
 from klgrad.core.estimators import k3
 from klgrad.enumeration import autoregressive, every_group, target_gradients
@@ -174,3 +176,18 @@ def test_fact_15_the_sequence_target_shortens_completions_to_save_kl():
     targets = target_gradients(problem)
     end = lambda g: float(g.view_as(logits)[0, 0])
     assert end(targets["reverse-kl-sequence"]) < end(targets["reverse-kl-token"])
+
+
+def test_k1_as_a_loss_over_all_tokens_of_a_batch_asks_for_longer_completions():
+    """Its update descends the mean of 1/tokens of the batch, which is not constant where lengths vary."""
+    found = mean_gradient_over_groups(
+        SMALL, 2, lambda r: ((r.logp - r.ref_logp) * r.mask).sum() / r.mask.sum(), on_policy=True
+    )
+    logits = SMALL.logits.clone().requires_grad_()
+    likely = SMALL.with_logits(logits).logp.sum(-1).exp()
+    tokens = SMALL.space.mask.sum(-1).double()
+    mean = (likely[:, None] * likely / (tokens[:, None] + tokens)).sum()
+    EXACT.check_vector(found, torch.autograd.grad(mean, logits)[0].flatten())
+    assert found.norm() > 0.01
+    words = audit(lambda logp, ref_logp, mask: ((logp - ref_logp) * mask).sum() / mask.sum(), name="mean").anatomy
+    assert "it lowers E[1/tokens of the batch], which asks for longer completions" in divergence(words)
