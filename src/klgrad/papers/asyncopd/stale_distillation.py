@@ -80,9 +80,9 @@ def _over_updates(paths: dict[str, Any], axis: Any) -> None:
 def _each_run(numbers: Numbers, measure: str, axis: Any) -> None:
     for i, (arm, (_, colour, mark)) in enumerate(ARMS.items()):
         for at, stale in enumerate(SHOWN):
-            if found := numbers["runs"].get(f"{arm} {stale}"):
-                places = [at + 0.12 * (i - 2.5)] * len(found[measure])
-                axis.plot(places, list(found[measure].values()), mark, color=colour, mfc="none", ms=5)
+            if by_measure := numbers["runs"].get(f"{arm} {stale}"):
+                places = [at + 0.12 * (i - 2.5)] * len(by_measure[measure])
+                axis.plot(places, list(by_measure[measure].values()), mark, color=colour, mfc="none", ms=5)
     axis.set_xticks(range(len(SHOWN)), list(SHOWN.values()), fontsize=8.5)
     axis.set_xlabel("age of the completions, different batches")
 
@@ -90,7 +90,7 @@ def _each_run(numbers: Numbers, measure: str, axis: Any) -> None:
 def _over_reuses(numbers: Numbers, measure: str, axis: Any) -> None:
     for arm, (label, colour, mark) in ARMS.items():
         known = {at: numbers["end"].get(f"{arm} {stale}") for at, stale in enumerate(REUSES)}
-        known = {at: found[measure] for at, found in known.items() if found}
+        known = {at: by_measure[measure] for at, by_measure in known.items() if by_measure}
         mean, error = ([each[name] for each in known.values()] for name in ("mean", "error"))
         axis.errorbar(list(known), mean, yerr=error, fmt=f"{mark}-", color=colour, label=label, ms=5, lw=1.4, capsize=2)
     axis.set_xticks(range(len(REUSES)), list(REUSES.values()))
@@ -183,12 +183,12 @@ def setting_of(row: runs.Row) -> str:
 
 def _costs(last: dict[str, list[runs.Row]], column: str) -> dict[str, runs.Found | None]:
     """What each arm loses in each comparison, seed by seed: the share of a KL, or right answers; None without runs."""
-    found = {}
+    costs = {}
     for arm, (name, (stale, base)) in product(ARMS, COMPARED.items()):
         one, other = (last.get(f"{arm} {age}", []) for age in (stale, base))
         shares = runs.mean_of(runs.excess_by_seed(one, other, column), "excess") if column != runs.RIGHT else None
-        found[f"{arm} {name}"] = runs.paired_if_run(other, one, column) if column == runs.RIGHT else shares
-    return found
+        costs[f"{arm} {name}"] = runs.paired_if_run(other, one, column) if column == runs.RIGHT else shares
+    return costs
 
 
 def _more(last: dict[str, list[runs.Row]], column: str) -> dict[str, runs.Found | None]:
@@ -223,7 +223,9 @@ def _every_one_nearer(claim: str, numbers: Numbers, measure: str) -> Check:
     stale = [gain for setting, gain in numbers["gains"][measure].items() if not setting.split()[1].startswith(FRESH)]
     judged = [gain for gain in stale if gain["seeds"] >= runs.ENOUGH_SEEDS]
     least = min(judged, key=lambda each: each["difference"] - runs.ENOUGH_ERRORS * each["error"], default=None)
-    found, left_out = runs.exceeds_if_run(claim, least), len(stale) - len(judged)
+    verdict, left_out = runs.exceeds_if_run(claim, least), len(stale) - len(judged)
     if not judged or not left_out:
-        return found
-    return replace(found, measured=f"{found.measured}; without {left_out} of {len(stale)} settings, with fewer seeds")
+        return verdict
+    return replace(
+        verdict, measured=f"{verdict.measured}; without {left_out} of {len(stale)} settings, with fewer seeds"
+    )

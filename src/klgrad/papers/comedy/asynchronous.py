@@ -117,10 +117,10 @@ def _weights(numbers: Numbers, axis: Any) -> None:
     places = [(lag, measure) for lag in MARKS for measure in FACES]
     for i, arm in enumerate(names):
         for j, (lag, measure) in enumerate(places):
-            found = numbers["weighted"][lag].get(arm, {}).get(measure)
-            if found:
+            change = numbers["weighted"][lag].get(arm, {}).get(measure)
+            if change:
                 look = {"fmt": MARKS[lag], "color": LABELS[arm][1], "mfc": FACES[measure] or LABELS[arm][1], "ms": 5}
-                axis.errorbar(found["difference"], i + 0.15 * (j - 1.5), xerr=found["error"], **look)
+                axis.errorbar(change["difference"], i + 0.15 * (j - 1.5), xerr=change["error"], **look)
     axis.axvline(0, color="grey", lw=1)
     axis.set_yticks(range(len(names)), [LABELS[name][0].replace(" weights", "\nweights") for name in names], fontsize=9)
     axis.invert_yaxis()
@@ -210,7 +210,7 @@ def run(settings: Settings) -> Numbers:
         "made": runs.provenance([*rows, *long, *runs.rows_of(EXPERIMENT, settings)]),
         "start": start,
         "end": end,
-        "long_end": {name: found for name, found in long_end.items() if name in end},
+        "long_end": {name: columns for name, columns in long_end.items() if name in end},
         "claimed": _claimed(CLAIMED | OUR_CLAIMS, rows, LAST),
         "long_claimed": _claimed(LONG_CLAIMED, long, LONG_LAST),
         "failures": runs.failures(rows, LAST, setting_of),
@@ -268,12 +268,12 @@ def _weighted(
     by_name: dict[str, list[runs.Row]], trained: dict[str, list[runs.Row]], lag: str, start: float
 ) -> Numbers:
     """What the weights of each arm change in every column and in right answers at equal KL, seed by seed."""
-    found, other = {}, f"{_compared_with(by_name, lag)} {lag}"
+    changes, other = {}, f"{_compared_with(by_name, lag)} {lag}"
     for name, arm in ((f"{arm} {lag}", arm) for arm in CORRECTED):
         if name in by_name and other in by_name:
-            found[arm] = {column: runs.paired_if_run(by_name[name], by_name[other], column) for column in COLUMNS}
-            found[arm]["equal_kl"] = runs.gap_at_equal_kl(trained[name], trained[other], start)
-    return found
+            changes[arm] = {column: runs.paired_if_run(by_name[name], by_name[other], column) for column in COLUMNS}
+            changes[arm]["equal_kl"] = runs.gap_at_equal_kl(trained[name], trained[other], start)
+    return changes
 
 
 def check(numbers: Numbers) -> list[Check]:

@@ -127,8 +127,8 @@ def run(settings: Settings) -> Numbers:
         "runs": runs.runs_of(last, runs.arm_of),
         "curve": runs.curve_of([row for row in last if row["arm"] not in NOT_A_KL], runs.arm_of),
         "pooled": {
-            coef: {"pairs": len(found), **{column: runs.paired_difference(found, column) for column in PLACES}}
-            for coef, found in pairs.items()
+            coef: {"pairs": len(at_coef), **{column: runs.paired_difference(at_coef, column) for column in PLACES}}
+            for coef, at_coef in pairs.items()
         },
     }
 
@@ -155,20 +155,20 @@ def _pairs(last: list[runs.Row], coef: str) -> list[tuple[runs.Row, runs.Row]]:
 def check(numbers: Numbers) -> list[Check]:
     """The paper's sentences, each by a difference at the last update, and ours."""
     differences = numbers["differences"]
-    found = [runs.exceeds_over_seeds(claim, numbers["fallen"][arm]) for claim, arm in COLLAPSES.items()]
+    checks = [runs.exceeds_over_seeds(claim, numbers["fallen"][arm]) for claim, arm in COLLAPSES.items()]
     for claim, (_, high, _) in HIGHER.items():
         gap = differences[claim]
-        found.append(
+        checks.append(
             runs.collapse_if_run(claim, gap, HORIZON) if high == "start" else runs.exceeds_over_seeds(claim, gap)
         )
     higher = (runs.exceeds_over_seeds(claim, differences[claim]) for claim in OUR_HIGHER)
-    return [*found, *ours(*_pooled(numbers["pooled"]), *higher)]
+    return [*checks, *ours(*_pooled(numbers["pooled"]), *higher)]
 
 
 def _pooled(numbers: Numbers) -> Iterator[Check]:
     """Ours, because these runs contain those by which the paper's sentences are judged."""
-    for coef, found in numbers.items():
+    for coef, differences in numbers.items():
         for column, place in PLACES.items():
             claim = f"{place}k1 in the reward answers more right than k3 as loss at β = {coef}, over all experiments"
-            judged = runs.exceeds_over_seeds(claim, found[column])
-            yield replace(judged, measured=f"{judged.measured}, {found['pairs']} pairs of runs")
+            judged = runs.exceeds_over_seeds(claim, differences[column])
+            yield replace(judged, measured=f"{judged.measured}, {differences['pairs']} pairs of runs")

@@ -136,11 +136,11 @@ def _at_rate(gaps: dict[str, runs.Found | None], rate: str) -> list[Check]:
     # How far from no KL still counts as no KL; None if k2 as a loss has no effect to compare with.
     effect = gaps["k2 as loss ends nearer to ref than no KL"]
     margins = (SAME_REWARD, SAME_KL * effect["difference"] if effect and runs.counts(effect) else None)
-    found = [_same(f"{claim}, rate {rate}", gaps[claim], at) for claim, at in zip(SAME, margins, strict=True)]
-    return [*found, *(runs.exceeds_over_seeds(f"{claim}, rate {rate}", gaps[claim]) for claim in HIGHER)]
+    checks = [_same(f"{claim}, rate {rate}", gaps[claim], at) for claim, at in zip(SAME, margins, strict=True)]
+    return [*checks, *(runs.exceeds_over_seeds(f"{claim}, rate {rate}", gaps[claim]) for claim in HIGHER)]
 
 
-def _same(claim: str, found: runs.Found | None, margin: float | None) -> Check:
-    if found and margin is None:
+def _same(claim: str, gap: runs.Found | None, margin: float | None) -> Check:
+    if gap and margin is None:
         return Check(claim, "no margin: k2 as loss is not nearer to ref either", holds=False, decided=False)
-    return runs.equal_over_seeds(claim, found, margin or 0.0)
+    return runs.equal_over_seeds(claim, gap, margin or 0.0)

@@ -107,7 +107,7 @@ def run(settings: Settings) -> Numbers:
         "updates": updates,
         "rates": {setting_of(row): row["learning_rate"] for row in rows},
         "progress": {lengths: _progress(rows, lengths) for lengths in LENGTHS},
-        "arms": {name: {column: [found[name][column] for found in at] for column in COLUMNS} for name in at[0]},
+        "arms": {name: {column: [arms[name][column] for arms in at] for column in COLUMNS} for name in at[0]},
         "runs": {name: _runs(group) for name, group in by_name.items()},
         "differences": {lengths: _differences(runs.at_update(rows, LAST), lengths) for lengths in LENGTHS},
     }
@@ -164,14 +164,14 @@ def _progress(rows: list[runs.Row], lengths: str) -> runs.Found:
 
 def check(numbers: Numbers) -> list[Check]:
     """The claim at the last update, where completions may end and at fixed length."""
-    found = [each for lengths, words in LENGTHS.items() for each in _at_length(numbers, lengths, words)]
-    return sorted(found, key=lambda each: each.ours)  # the paper's sentences first
+    checks = [each for lengths, words in LENGTHS.items() for each in _at_length(numbers, lengths, words)]
+    return sorted(checks, key=lambda each: each.ours)  # the paper's sentences first
 
 
 def _at_length(numbers: Numbers, lengths: str, words: str) -> list[Check]:
-    found = numbers["differences"][lengths]
+    differences = numbers["differences"][lengths]
     return [
         runs.below_if_run(f"{LITTLE_PROGRESS}, {words}", numbers["progress"][lengths], LITTLE),
-        *(runs.exceeds_over_seeds(f"{claim}, {words}", found[claim]) for claim in SLOWER),
-        *ours(*(runs.exceeds_over_seeds(f"{claim}, {words}", found[claim]) for claim in (*OUR_SLOWER, FARTHER))),
+        *(runs.exceeds_over_seeds(f"{claim}, {words}", differences[claim]) for claim in SLOWER),
+        *ours(*(runs.exceeds_over_seeds(f"{claim}, {words}", differences[claim]) for claim in (*OUR_SLOWER, FARTHER))),
     ]

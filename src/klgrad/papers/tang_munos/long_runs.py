@@ -154,11 +154,11 @@ def _caught_up(by_arm: dict[str, list[runs.Row]]) -> Found | None:
 def _gap(by_arm: dict[str, list[runs.Row]], pair: tuple[str, str], start: float) -> Found | None:
     """With whether both arms have evaluations as near to ref as the KL at which they are compared."""
     one, other = (by_arm.get(arm, []) for arm in pair)
-    found = runs.gap_at_equal_kl(_risen(one), _risen(other), start)
-    if not found:
+    gap = runs.gap_at_equal_kl(_risen(one), _risen(other), start)
+    if not gap:
         return None
     nearest = max(min(float(row[KL]) for row in rows) for rows in (one, other))
-    return found | {"measured": found["kl"] >= nearest}
+    return gap | {"measured": gap["kl"] >= nearest}
 
 
 def _risen(rows: list[runs.Row]) -> list[runs.Row]:
@@ -167,14 +167,14 @@ def _risen(rows: list[runs.Row]) -> list[runs.Row]:
     In a long run the KL rises at first and then goes up and down, with the right answers. `gap_at_equal_kl` would leave
     out such a run as a whole.
     """
-    found = []
+    records = []
     for own in runs.grouped(rows, runs.seed_of).values():
         highest = 0.0
         for row in sorted(own, key=lambda row: int(row["update"])):
             if float(row[KL]) > highest:
                 highest = float(row[KL])
-                found.append(row)
-    return found
+                records.append(row)
+    return records
 
 
 def _growth(rows: Sequence[runs.Row]) -> Found | None:
@@ -186,15 +186,15 @@ def _growth(rows: Sequence[runs.Row]) -> Found | None:
 
 def check(numbers: Numbers) -> list[Check]:
     """Answers to our questions; a sentence whose runs are missing is undecided."""
-    found = [_order(numbers, RIGHT, "right answers"), _order(numbers, KL, "KL")]
-    found += [_no_collapse(numbers, arm) for arm in WORDS]
-    found += [_later(numbers, arm) for arm in WORDS]
-    found += [_at_equal_kl(numbers, *pair) for pair in AT_EQUAL_KL]
-    found += [*_poor(numbers), *_divided(numbers)]
+    checks = [_order(numbers, RIGHT, "right answers"), _order(numbers, KL, "KL")]
+    checks += [_no_collapse(numbers, arm) for arm in WORDS]
+    checks += [_later(numbers, arm) for arm in WORDS]
+    checks += [_at_equal_kl(numbers, *pair) for pair in AT_EQUAL_KL]
+    checks += [*_poor(numbers), *_divided(numbers)]
     growth = numbers["growth"].get(K3)
     grows = "the KL of k3 as loss still grows from 270 to 300 updates"
     settles = "the KL of k3 as loss has settled: it grows by less than a twentieth from 270 to 300 updates"
-    return ours(*found, runs.exceeds_over_seeds(grows, growth), runs.below_if_run(settles, growth, SETTLED))
+    return ours(*checks, runs.exceeds_over_seeds(grows, growth), runs.below_if_run(settles, growth, SETTLED))
 
 
 def _poor(numbers: Numbers) -> Iterator[Check]:
@@ -225,7 +225,7 @@ def _order(numbers: Numbers, column: str, words: str) -> Check:
             kept[pair] = {**last, "difference": sign * last["difference"]}
     if not kept:
         return Check(claim, "no value: no two arms differ at 60 updates", holds=False, decided=False)
-    judged = {pair: runs.exceeds_over_seeds(claim, found) for pair, found in kept.items()}
+    judged = {pair: runs.exceeds_over_seeds(claim, gap) for pair, gap in kept.items()}
     # First a pair that contradicts the order, then one that is undecided, then the smallest difference in errors.
     key = lambda pair: (judged[pair].holds, not judged[pair].decided, _in_errors(kept[pair]))
     pair = min(judged, key=key)
@@ -234,8 +234,8 @@ def _order(numbers: Numbers, column: str, words: str) -> Check:
     return Check(claim, measured, judged[pair].holds, judged[pair].decided)
 
 
-def _in_errors(found: Found) -> float:
-    return found["difference"] / found["error"] if found["error"] else math.inf * found["difference"]
+def _in_errors(gap: Found) -> float:
+    return gap["difference"] / gap["error"] if gap["error"] else math.inf * gap["difference"]
 
 
 def _no_collapse(numbers: Numbers, arm: str) -> Check:
