@@ -16,15 +16,10 @@ limits: docs/experiments.md.
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
-from typing import TYPE_CHECKING, Any
 
 from ...drawing import BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION
 from .. import runs
-from ..study import Check, Experiment, Numbers, Settings, ours
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
+from ..study import Axes, Check, Experiment, Figure, Numbers, Settings, ours
 
 # The figure of `stale_distillation`: a row of panels for each KL, over updates, over the lag and over the reuse.
 
@@ -52,7 +47,7 @@ REUSES = {"fresh": "1", "reuse-4": "4", "reuse-16": "16"}
 PER_PANEL = "3 seeds, ± 1 SE"
 
 
-def draw(numbers: Numbers, figure: "Figure") -> None:
+def draw(numbers: Numbers, figure: Figure) -> None:
     """Exact terms over updates, and all runs after the last one; settings without runs are left out."""
     figure.set_size_inches(14, 8.4)
     axes = figure.subplots(2, 3)
@@ -69,7 +64,7 @@ def draw(numbers: Numbers, figure: "Figure") -> None:
     figure.legend(*axes[0][2].get_legend_handles_labels(), ncols=6, loc="outside lower center", fontsize=8.5)
 
 
-def _over_updates(paths: dict[str, Any], axis: Any) -> None:
+def _over_updates(paths: Numbers, axis: Axes) -> None:
     """Without the start, which is several times as high."""
     for arm, (stale, line) in product(("reverse-exact", "forward-exact"), (("fresh", "-"), ("filled-16", "--"))):
         if path := paths.get(f"{arm} {stale}"):
@@ -77,7 +72,7 @@ def _over_updates(paths: dict[str, Any], axis: Any) -> None:
     axis.set_xlabel("updates")
 
 
-def _each_run(numbers: Numbers, measure: str, axis: Any) -> None:
+def _each_run(numbers: Numbers, measure: str, axis: Axes) -> None:
     for i, (arm, (_, colour, mark)) in enumerate(ARMS.items()):
         for at, stale in enumerate(SHOWN):
             if by_measure := numbers["runs"].get(f"{arm} {stale}"):
@@ -87,7 +82,7 @@ def _each_run(numbers: Numbers, measure: str, axis: Any) -> None:
     axis.set_xlabel("age of the completions, different batches")
 
 
-def _over_reuses(numbers: Numbers, measure: str, axis: Any) -> None:
+def _over_reuses(numbers: Numbers, measure: str, axis: Axes) -> None:
     for arm, (label, colour, mark) in ARMS.items():
         known = {at: numbers["end"].get(f"{arm} {stale}") for at, stale in enumerate(REUSES)}
         known = {at: by_measure[measure] for at, by_measure in known.items() if by_measure}

@@ -13,15 +13,10 @@ tables and limits: docs/experiments.md.
 
 from collections.abc import Iterable, Iterator
 from itertools import product
-from typing import TYPE_CHECKING, Any
 
 from ...drawing import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY
 from .. import runs
-from ..study import Check, Experiment, Numbers, Settings
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
+from ..study import Axes, Check, Experiment, Figure, Numbers, Settings
 
 # The figure of `reuse`: both KLs over completions and over updates.
 
@@ -50,7 +45,7 @@ ROWS = {
 }
 
 
-def draw(numbers: Numbers, figure: "Figure") -> None:
+def draw(numbers: Numbers, figure: Figure) -> None:
     """Means over seeds after the first evaluation, with bars of one standard error; what has no runs is left out."""
     figure.set_size_inches(11, 8.4)
     axes = figure.subplots(len(ROWS), len(PANELS), sharey="row", sharex="col")
@@ -71,7 +66,7 @@ def draw(numbers: Numbers, figure: "Figure") -> None:
     figure.legend(named.values(), named.keys(), loc="outside lower center", **look)
 
 
-def _lines(numbers: Numbers, column: str, over: str, axis: Any, arms: tuple[str, ...]) -> None:
+def _lines(numbers: Numbers, column: str, over: str, axis: Axes, arms: tuple[str, ...]) -> None:
     """Without the evaluation before training, whose KL is several times as large."""
     for arm in arms:
         label, colour, line = ARMS[arm]
@@ -216,9 +211,9 @@ def _seconds(rows: list[runs.Row]) -> runs.Found | None:
     return runs.over_seeds(rows, "seconds") if all(row.get("seconds") for row in rows) else None
 
 
-def _path(rows: list[runs.Row]) -> dict[str, list[Any]]:
+def _path(rows: list[runs.Row]) -> Numbers:
     """Both KLs of an arm over the completions, with its updates."""
-    path: dict[str, list[Any]] = {name: [] for name in ("completions", "updates", runs.OWN, runs.TEACHERS)}
+    path: Numbers = {name: [] for name in ("completions", "updates", runs.OWN, runs.TEACHERS)}
     for completions in sorted({completions_of(row) for row in rows}):
         here = [row for row in rows if completions_of(row) == completions]
         path["completions"].append(completions)
