@@ -142,7 +142,9 @@ def setting_of(row: runs.Row) -> str:
     return f"{name_of(row)} {row['kl_coef']}"
 
 
-def _at_every_coefficient(last: list[runs.Row], column: str, higher: str, lower: str) -> dict[str, runs.Found | None]:
+def _at_every_coefficient(
+    last: list[runs.Row], column: str, higher: str, lower: str
+) -> dict[str, runs.SeedMean | None]:
     """The difference of two arms at each coefficient, seed by seed."""
     by_name = runs.by_setting(last, setting_of)
     coefficients = sorted({name.rpartition(" ")[2] for name in by_name} - {"0.0"}, key=float)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 # Such a run takes minutes on a GPU, so a study reads the committed file. `klgrad reproduce --run` measures it again.
 
 Row = dict[str, str]
-Found = dict[str, float]
+SeedMean = dict[str, float]
 """A mean or a difference over seeds, with its error and the number of seeds."""
 
 CHECKOUT = Path(__file__).parents[3]
@@ -52,7 +52,7 @@ def provenance(rows: Sequence[Row]) -> dict[str, list[str]]:
     return {name: sorted({row[name] for row in rows}) for name in ("torch", "klgrad", "commit", "date")}
 
 
-def over_seeds(rows: Sequence[Row], column: str) -> Found:
+def over_seeds(rows: Sequence[Row], column: str) -> SeedMean:
     """Mean, standard error and number of seeds of one column.
 
     The error is the larger of two: that of the mean over seeds, and that of the evaluations (column `<column>_se`, if
@@ -69,7 +69,7 @@ def over_seeds(rows: Sequence[Row], column: str) -> Found:
     return {"mean": fmean(values), "error": max(spread, own), "seeds": n}
 
 
-def at_start(rows: Iterable[Row], column: str) -> Found:
+def at_start(rows: Iterable[Row], column: str) -> SeedMean:
     """One column before training, over seeds.
 
     All runs of a seed begin as one model on the same questions, so each seed has one value, that of its first run. Each
@@ -100,7 +100,7 @@ def gaps_by_seed(ones: Iterable[Row], others: Iterable[Row], column: str) -> lis
     return gaps(pairs_by_seed(ones, others), column)
 
 
-def paired_difference(pairs: Sequence[tuple[Row, Row]], column: str) -> Found:
+def paired_difference(pairs: Sequence[tuple[Row, Row]], column: str) -> SeedMean:
     """The first run of each pair less the second, where both have one seed; several experiments may have that seed.
 
     The error is the largest of three: that of the mean over pairs, that of the mean over seeds, which have questions of
@@ -120,7 +120,7 @@ def paired_difference(pairs: Sequence[tuple[Row, Row]], column: str) -> Found:
     return {"difference": over_pairs["mean"], "error": error, "seeds": between["seeds"]}
 
 
-def paired_if_run(ones: Iterable[Row], others: Iterable[Row], column: str) -> Found | None:
+def paired_if_run(ones: Iterable[Row], others: Iterable[Row], column: str) -> SeedMean | None:
     """`paired_difference` of two settings by seed; None if no seed has both."""
     pairs = pairs_by_seed(ones, others)
     return paired_difference(pairs, column) if pairs else None
@@ -130,7 +130,7 @@ def differences(
     claims: Mapping[str, tuple[str, str, str]],
     ends: Mapping[str, list[Row]],
     starts: Mapping[str, list[Row]] = MappingProxyType({}),
-) -> dict[str, Found | None]:
+) -> dict[str, SeedMean | None]:
     """`paired_if_run` by claim.
 
     Args:
@@ -161,7 +161,7 @@ def excess_by_seed(ones: Iterable[Row], others: Iterable[Row], column: str) -> l
     return rows
 
 
-def mean_of(rows: Sequence[Row], column: str) -> Found | None:
+def mean_of(rows: Sequence[Row], column: str) -> SeedMean | None:
     """The mean over seeds of a column that is a difference; None without a seed."""
     if not rows:
         return None
@@ -169,12 +169,12 @@ def mean_of(rows: Sequence[Row], column: str) -> Found | None:
     return {"difference": summary["mean"], "error": summary["error"], "seeds": summary["seeds"]}
 
 
-def counts(gap: Found) -> bool:
+def counts(gap: SeedMean) -> bool:
     """Whether a difference is positive by the rule of these experiments."""
     return gap["seeds"] >= ENOUGH_SEEDS and gap["difference"] > ENOUGH_ERRORS * gap["error"]
 
 
-def exceeds_over_seeds(claim: str, gap: Found | None) -> Check:
+def exceeds_over_seeds(claim: str, gap: SeedMean | None) -> Check:
     """Check that a difference is positive; undecided if neither it nor its opposite counts, or if runs are missing.
 
     Example:
@@ -225,7 +225,7 @@ def undecided_without(what: str, claim: str) -> Check:
     return Check(claim, f"no value: {what} are missing", holds=False, decided=False, waits=True)
 
 
-def collapse_if_run(claim: str, gap: Found | None, horizon: str) -> Check:
+def collapse_if_run(claim: str, gap: SeedMean | None, horizon: str) -> Check:
     """Check that a run ends below its start; a run that has not done so yet does not contradict it.
 
     Args:
@@ -239,7 +239,7 @@ def collapse_if_run(claim: str, gap: Found | None, horizon: str) -> Check:
     return replace(judged, measured=f"{judged.measured}; {horizon}", decided=False)
 
 
-def equal_over_seeds(claim: str, gap: Found | None, margin: float) -> Check:
+def equal_over_seeds(claim: str, gap: SeedMean | None, margin: float) -> Check:
     """Check that a difference is within a margin, by two standard errors; else, or without runs, it is undecided.
 
     Example:
@@ -249,7 +249,7 @@ def equal_over_seeds(claim: str, gap: Found | None, margin: float) -> Check:
     return _below(claim, gap, "margin", margin, abs)
 
 
-def below_if_run(claim: str, gap: Found | None, limit: float) -> Check:
+def below_if_run(claim: str, gap: SeedMean | None, limit: float) -> Check:
     """Check that a difference is below a limit, by two standard errors; else, or without runs, it is undecided.
 
     Example:
@@ -259,7 +259,9 @@ def below_if_run(claim: str, gap: Found | None, limit: float) -> Check:
     return _below(claim, gap, "limit", limit)
 
 
-def _below(claim: str, gap: Found | None, word: str, limit: float, of: Callable[[float], float] = lambda x: x) -> Check:
+def _below(
+    claim: str, gap: SeedMean | None, word: str, limit: float, of: Callable[[float], float] = lambda x: x
+) -> Check:
     if gap is None:
         return undecided_without_runs(claim)
     value = of(gap["difference"])
@@ -305,7 +307,7 @@ def by_setting(rows: Iterable[Row], name_of: Callable[[Row], str]) -> dict[str, 
 
 def summaries(
     rows: Iterable[Row], columns: Sequence[str], name_of: Callable[[Row], str]
-) -> dict[str, dict[str, Found]]:
+) -> dict[str, dict[str, SeedMean]]:
     """`over_seeds` of several columns of one evaluation, by setting."""
     return {name: {c: over_seeds(group, c) for c in columns} for name, group in by_setting(rows, name_of).items()}
 

@@ -176,7 +176,7 @@ def setting_of(row: runs.Row) -> str:
     return f"{row['arm']} {row['stale']}"
 
 
-def _costs(last: dict[str, list[runs.Row]], column: str) -> dict[str, runs.Found | None]:
+def _costs(last: dict[str, list[runs.Row]], column: str) -> dict[str, runs.SeedMean | None]:
     """What each arm loses in each comparison, seed by seed: the share of a KL, or right answers; None without runs."""
     costs = {}
     for arm, (name, (stale, base)) in product(ARMS, COMPARED.items()):
@@ -186,7 +186,7 @@ def _costs(last: dict[str, list[runs.Row]], column: str) -> dict[str, runs.Found
     return costs
 
 
-def _more(last: dict[str, list[runs.Row]], column: str) -> dict[str, runs.Found | None]:
+def _more(last: dict[str, list[runs.Row]], column: str) -> dict[str, runs.SeedMean | None]:
     """By how much more one arm loses by the age than another, seed by seed; None without runs."""
     shares = lambda arm: runs.excess_by_seed(last.get(f"{arm} {OLD}", []), last.get(f"{arm} {FRESH}", []), column)
     sides = COSTS_MORE | OUR_COSTS_MORE

@@ -229,7 +229,7 @@ def _rows(settings: Settings) -> list[runs.Row]:
     return [row for row in rows if row["arm"] in ARMS and row["kl_coef"] in COEFFICIENTS]
 
 
-def _claimed(claims: dict[str, tuple[str, str]], rows: list[runs.Row], last: int) -> dict[str, runs.Found | None]:
+def _claimed(claims: dict[str, tuple[str, str]], rows: list[runs.Row], last: int) -> dict[str, runs.SeedMean | None]:
     """The differences of claims, seed by seed; a start is that of the runs that are compared with it."""
     ends, starts = (runs.grouped(runs.at_update(rows, update), setting_of) for update in (last, 0))
     return runs.differences({claim: ("correct_in", *sides) for claim, sides in claims.items()}, ends, starts)
@@ -330,11 +330,11 @@ def _of_the_paper(numbers: Numbers) -> list[Check]:
     return [*long, *judged]
 
 
-def _judged(sentence: str, gap: runs.Found | None, last: int) -> Check:
+def _judged(sentence: str, gap: runs.SeedMean | None, last: int) -> Check:
     if "below its start" in sentence:
         return runs.collapse_if_run(sentence, gap, HORIZON.format(last))
     return runs.exceeds_if_run(sentence, gap)
 
 
-def _of_the_cost(steadier: dict[str, runs.Found | None]) -> list[Check]:
+def _of_the_cost(steadier: dict[str, runs.SeedMean | None]) -> list[Check]:
     return [runs.exceeds_if_run(f"{claim}, lag 10", steadier[arm]) for claim, arm in STEADIER.items()]

@@ -133,13 +133,13 @@ def run(settings: Settings) -> Numbers:
     }
 
 
-def _differences(rows: list[runs.Row]) -> dict[str, runs.Found | None]:
+def _differences(rows: list[runs.Row]) -> dict[str, runs.SeedMean | None]:
     """What is higher less what is lower, seed by seed; a start is that of the runs that are compared with it."""
     ends, starts = (runs.by_setting(runs.at_update(rows, update), setting_of) for update in (LAST, 0))
     return runs.differences(HIGHER | OUR_HIGHER, ends, starts)
 
 
-def _fallen(long: list[runs.Row], arm: str) -> runs.Found | None:
+def _fallen(long: list[runs.Row], arm: str) -> runs.SeedMean | None:
     """Right answers before training less those after the last update of the long runs of an arm, seed by seed."""
     own = [row for row in long if row["arm"] == arm]
     return runs.paired_if_run(runs.at_update(own, 0), runs.at_update(own, LONG), "correct_in")

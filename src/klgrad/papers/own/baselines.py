@@ -67,7 +67,7 @@ def _right(rows: list[runs.Row], column: str) -> list[runs.Row]:
     return [{**row, RIGHT: row[column], f"{RIGHT}_se": row[f"{column}_se"]} for row in rows]
 
 
-def _ahead(groups: dict[str, list[runs.Row]], one: str, other: str) -> runs.Found | None:
+def _ahead(groups: dict[str, list[runs.Row]], one: str, other: str) -> runs.SeedMean | None:
     return runs.mean_of(runs.gaps_by_seed(groups.get(one, []), groups.get(other, []), RIGHT), "gap")
 
 
@@ -105,6 +105,6 @@ def draw(numbers: Numbers, figure: Figure) -> None:
     over_kl.legend(fontsize=8.5)
 
 
-def _line(axis: Axes, points: list[runs.Found], at: Sequence[float], label: str, colour: str) -> None:
+def _line(axis: Axes, points: list[runs.SeedMean], at: Sequence[float], label: str, colour: str) -> None:
     mean, error = ([each[name] for each in points] for name in ("mean", "error"))
     axis.errorbar(at, mean, yerr=error, fmt="o-", ms=5, lw=1.4, capsize=3, color=colour, label=label)

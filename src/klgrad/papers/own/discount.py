@@ -125,7 +125,7 @@ def _all_larger(claim: str, at: Numbers, moment: str, pairs: Iterable[tuple[str,
     return all_exceed(claim, gaps)
 
 
-def prediction_checks(gradients: Numbers, apart: dict[str, runs.Found]) -> Iterator[Check]:
+def prediction_checks(gradients: Numbers, apart: dict[str, runs.SeedMean]) -> Iterator[Check]:
     """Whether the gradient at the start orders the KLs at the end.
 
     Args:
@@ -142,7 +142,7 @@ def prediction_checks(gradients: Numbers, apart: dict[str, runs.Found]) -> Itera
         )
 
 
-def _predicted(claim: str, at: Numbers, apart: dict[str, runs.Found], loss: Loss) -> Check:
+def _predicted(claim: str, at: Numbers, apart: dict[str, runs.SeedMean], loss: Loss) -> Check:
     right, pairs = _ordered(at, apart, loss)
     enough, measured = pairs >= ENOUGH_PAIRS, f"{right} of {pairs} pairs of arms that differ"
     holds = enough and right >= PREDICTED * pairs
@@ -164,7 +164,7 @@ def _variance(moments: Numbers, size: int) -> float:
     return moments[VARIANCE]["mean"] * BATCH / size
 
 
-def _ordered(at: Numbers, apart: dict[str, runs.Found], loss: Loss) -> tuple[int, int]:
+def _ordered(at: Numbers, apart: dict[str, runs.SeedMean], loss: Loss) -> tuple[int, int]:
     """How many pairs of arms differ at the end, and how many of them as the loss says."""
     right = pairs = 0
     known = {arm: moments for arm, moments in at.items() if all(moments[m]["mean"] is not None for m in MOMENTS)}
@@ -384,7 +384,7 @@ def _ahead(by_name: dict[str, list[runs.Row]], size: str, measure: str, farther:
     return runs.gaps_by_seed(*(by_name.get(f"{size} {arm}", []) for arm in (farther, nearer)), column=measure)
 
 
-def _apart(by_name: dict[str, list[runs.Row]]) -> dict[str, runs.Found]:
+def _apart(by_name: dict[str, list[runs.Row]]) -> dict[str, runs.SeedMean]:
     """The difference of any two arms with batches of one size, on the student's completions, seed by seed."""
     differences = {}
     for one, other in combinations(by_name, 2):

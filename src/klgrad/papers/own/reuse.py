@@ -206,7 +206,7 @@ def _at(arms: dict[str, list[runs.Row]], completions: int) -> Numbers:
     return by_arm
 
 
-def _seconds(rows: list[runs.Row]) -> runs.Found | None:
+def _seconds(rows: list[runs.Row]) -> runs.SeedMean | None:
     """None if a run was not timed."""
     return runs.over_seeds(rows, "seconds") if all(row.get("seconds") for row in rows) else None
 

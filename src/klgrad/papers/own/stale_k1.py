@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.func import functional_call, jvp, vjp
 
 from ...drawing import BLACK, BLUE, GREEN, GREY, ORANGE, VERMILION
-from ..runs import Found, below_if_run, counts, exceeds_over_seeds
+from ..runs import SeedMean, below_if_run, counts, exceeds_over_seeds
 from ..study import Axes, Check, Figure, Numbers, Settings, below, exceeds, over_repeats
 from .small_model import PROMPT, Completions, Transformer, pretrain, prompts, sample, texts
 
@@ -530,7 +530,7 @@ def _ordered(sums: Numbers) -> Check:
     return Check(claim, words, wrong == 0 and right > 0, decided=wrong + right > 0)
 
 
-def _over_seeds(gap: Tensor) -> Found:
+def _over_seeds(gap: Tensor) -> SeedMean:
     """A paired difference, with the error of 512 answers each as the least."""
     error = max(float(gap.std() / len(gap) ** 0.5) if len(gap) > 1 else 0.0, EVALUATION / len(gap) ** 0.5)
     return {"difference": float(gap.mean()), "error": error, "seeds": len(gap)}

@@ -125,12 +125,12 @@ def _runs(rows: list[runs.Row]) -> list[dict[str, list[float]]]:
     return [{column: [float(row[column]) for row in own] for column in (*PANELS, "length")} for own in by_seed]
 
 
-def _differences(last: list[runs.Row], lengths: str) -> dict[str, runs.Found | None]:
+def _differences(last: list[runs.Row], lengths: str) -> dict[str, runs.SeedMean | None]:
     """The arm that should be higher less the other, by the seeds of `_judged` of both, or by all that both have."""
     by_arm = runs.grouped((row for row in last if row["lengths"] == lengths), runs.arm_of)
     fresh = {arm: [row for row in own if row["seed"] in FRESH_SEEDS] for arm, own in by_arm.items()}
 
-    def less(one: str, other: str, column: str) -> runs.Found | None:
+    def less(one: str, other: str, column: str) -> runs.SeedMean | None:
         chosen = fresh if fresh[one] and fresh[other] else by_arm
         return runs.paired_if_run(chosen[one], chosen[other], column)
 
@@ -148,7 +148,7 @@ def setting_of(row: runs.Row) -> str:
     return f"{row['lengths']} {row['arm']}"
 
 
-def _progress(rows: list[runs.Row], lengths: str) -> runs.Found:
+def _progress(rows: list[runs.Row], lengths: str) -> runs.SeedMean:
     """The progress of k3 as loss as a share of that of k2 as loss, seed by seed; its mean is under "difference"."""
     at = {(row["arm"], row["seed"], int(row["update"])): row for row in rows if row["lengths"] == lengths}
     kl = lambda arm, seed, update: float(at[arm, seed, update][KL])

@@ -102,7 +102,7 @@ MARGIN = 0.05
 SETTLED = 0.05
 """Of the KL. Growth in proportion to the updates would add a ninth from 270 to 300."""
 
-Found = dict[str, float]
+SeedMean = dict[str, float]
 
 
 def run(settings: Settings) -> Numbers:
@@ -138,20 +138,20 @@ def _differences(by_arm: dict[str, list[runs.Row]], one: str, other: str) -> Num
     return {column: {str(update): less(column, update) for update in (EARLY, LAST)} for column in (RIGHT, KL)}
 
 
-def _gained(rows: list[runs.Row]) -> dict[str, Found | None]:
+def _gained(rows: list[runs.Row]) -> dict[str, SeedMean | None]:
     """Right answers at the end less those before training and less those early, seed by seed."""
     end = runs.at_update(rows, LAST)
     return {str(update): runs.paired_if_run(end, runs.at_update(rows, update), RIGHT) for update in (0, EARLY)}
 
 
-def _caught_up(by_arm: dict[str, list[runs.Row]]) -> Found | None:
+def _caught_up(by_arm: dict[str, list[runs.Row]]) -> SeedMean | None:
     """By how much the distance of `DIVIDED` from `K1` is smaller at the end than early, seed by seed."""
     ends = lambda update: (runs.at_update(by_arm.get(arm, []), update) for arm in (K1, DIVIDED))
     behind = lambda update: runs.gaps_by_seed(*ends(update), column=RIGHT)
     return runs.paired_if_run(behind(EARLY), behind(LAST), "gap")
 
 
-def _gap(by_arm: dict[str, list[runs.Row]], pair: tuple[str, str], start: float) -> Found | None:
+def _gap(by_arm: dict[str, list[runs.Row]], pair: tuple[str, str], start: float) -> SeedMean | None:
     """With whether both arms have evaluations as near to ref as the KL at which they are compared."""
     one, other = (by_arm.get(arm, []) for arm in pair)
     gap = runs.gap_at_equal_kl(_risen(one), _risen(other), start)
@@ -177,7 +177,7 @@ def _risen(rows: list[runs.Row]) -> list[runs.Row]:
     return records
 
 
-def _growth(rows: Sequence[runs.Row]) -> Found | None:
+def _growth(rows: Sequence[runs.Row]) -> SeedMean | None:
     """The share by which the KL grows between the last two evaluations, seed by seed; None without a seed."""
     return runs.mean_of(
         runs.excess_by_seed(runs.at_update(rows, LAST), runs.at_update(rows, BEFORE_LAST), KL), "excess"
@@ -234,7 +234,7 @@ def _order(numbers: Numbers, column: str, words: str) -> Check:
     return Check(claim, measured, judged[pair].holds, judged[pair].decided)
 
 
-def _in_errors(gap: Found) -> float:
+def _in_errors(gap: SeedMean) -> float:
     return gap["difference"] / gap["error"] if gap["error"] else math.inf * gap["difference"]
 
 
