@@ -425,8 +425,8 @@ def target_gradients(problem: Problem) -> dict[TargetName, Tensor]:
 
     Example:
         >>> from klgrad.enumeration import bandit, target_gradients
-        >>> found = target_gradients(bandit(2, seed=0, away_from_ref=1.0))
-        >>> found["reverse-kl-token"].shape
+        >>> targets = target_gradients(bandit(2, seed=0, away_from_ref=1.0))
+        >>> targets["reverse-kl-token"].shape
         torch.Size([2])
     """
     gradients: dict[TargetName, Tensor] = {}

@@ -1,5 +1,6 @@
 """Files of the project that repeat what another file defines agree with it."""
 
+import ast
 import re
 import tomllib
 from pathlib import Path
@@ -63,3 +64,10 @@ def test_the_frameworks_are_installed_at_their_tested_versions():
     pinned = {line.lower().replace("_", "-") for text in pins for line in text.splitlines()}
     own = [framework for framework in FRAMEWORKS.values() if not framework.transcribed]
     assert {f"{f.distribution.lower().replace('_', '-')}=={f.tested}" for f in own} <= pinned
+
+
+def test_a_variable_says_what_it_holds():
+    for path in (ROOT / "src" / "klgrad").rglob("*.py"):
+        nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+        variables = {x.id for x in nodes if isinstance(x, ast.Name)} | {x.arg for x in nodes if isinstance(x, ast.arg)}
+        assert "found" not in variables, path  # write the noun: rows, checks, differences

@@ -86,7 +86,7 @@ class Form:
         return " ".join(filter(None, (role, shape, kinds.get(role))))
 
 
-class Record(dict[str, Any]):
+class Record(dict[str, object]):
     """What a loss of one argument receives: `batch["ref_log_prob"]`, `batch.ref_log_prob`, or any other known name."""
 
     # A loop over the dictionary finds these. Every other name with a role is found too, if it is asked for.
@@ -97,13 +97,13 @@ class Record(dict[str, Any]):
         *("log_probs", "base_action_log_probs", "action_log_probs", "action_mask", "student_logits", "teacher_logits"),
     )
 
-    def __init__(self, tensors: Mapping[str, Any]) -> None:
+    def __init__(self, tensors: Mapping[str, object]) -> None:
         super().__init__()
         self._tensors = tensors
         for name in self.KEYS:
             self.__missing__(name)
 
-    def __missing__(self, name: str) -> Any:
+    def __missing__(self, name: str) -> object:
         role = argument_role(name)
         if role not in TENSORS:
             raise UnknownNameError("name of a batch", name, self.KEYS)
@@ -113,18 +113,18 @@ class Record(dict[str, Any]):
     def __contains__(self, name: object) -> bool:
         return super().__contains__(name) or (isinstance(name, str) and argument_role(name) in TENSORS)
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         if name in ("batch", "tensors"):  # verl's DataProto keeps its tensors in `batch`
             return self
         if name not in self:
             raise AttributeError(name)
         return self[name]
 
-    def get(self, name: str, default: Any = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def get(self, name: str, default: object = None) -> object:  # pyright: ignore[reportIncompatibleMethodOverride]
         """The tensor of a name, or the default if the name has no role."""
         return self[name] if name in self else default  # noqa: SIM401, it would call itself
 
-    def pop(self, name: str, *default: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def pop(self, name: str, *default: object) -> object:  # pyright: ignore[reportIncompatibleMethodOverride]
         """The same; the tensor stays, since another name may be asked for."""
         return self.get(name, *default) if default else self[name]
 
@@ -201,7 +201,7 @@ class Role(str):
     """Among settings: the argument receives what this role stands for."""
 
 
-Settings = Mapping[str, Any]
+Settings = Mapping[str, object]
 """Arguments of a loss by name: values, or a `Role` for what the audit should give."""
 
 
@@ -273,7 +273,7 @@ class Method:
     name: str
 
 
-def parameters_of(loss: Any) -> dict[str, inspect.Parameter]:
+def parameters_of(loss: object) -> dict[str, inspect.Parameter]:
     """The parameters of a loss; of a class or a `Method`, those of the constructor and then of the call."""
     functions = [loss]
     if isinstance(loss, Method):
@@ -296,7 +296,7 @@ def _takes_any(parameters: Mapping[str, inspect.Parameter]) -> bool:
     return any(p.kind is p.VAR_KEYWORD for p in parameters.values())
 
 
-def settings_for(loss: object, settings: Settings) -> dict[str, Any]:
+def settings_for(loss: object, settings: Settings) -> dict[str, object]:
     """Those of the settings that are parameters of a loss, or of its class."""
     known = parameters_of(loss)
     return {name: x for name, x in settings.items() if name in known}
@@ -592,14 +592,14 @@ def prepare(loss: Any, name: str, settings: Settings) -> UserLoss:
     return in_its_form(replace(user_loss, settings=frozenset(settings), label=label))
 
 
-def name_of(loss: Any) -> str:
+def name_of(loss: object) -> str:
     """The name of a loss in reports, if none was given."""
     if isinstance(loss, functools.partial):
         return name_of(loss.func)
     return getattr(loss, "__name__", None) or type(loss).__name__
 
 
-def summary_of(loss: Any) -> str:
+def summary_of(loss: object) -> str:
     """The first line of the documentation that the user wrote, without that of a base class."""
     if isinstance(loss, functools.partial):
         return summary_of(loss.func)
@@ -607,7 +607,7 @@ def summary_of(loss: Any) -> str:
     return (inspect.cleandoc(documented.__doc__) if documented.__doc__ else "").split("\n")[0]
 
 
-def place_of(loss: Any) -> tuple[str, int] | None:
+def place_of(loss: object) -> tuple[str, int] | None:
     """The file and line where a loss is defined, or None."""
     if isinstance(loss, functools.partial):
         return place_of(loss.func)

@@ -497,7 +497,7 @@ def load_every(path: str, settings: Settings | None = None) -> FileLosses:
     return FileLosses(subjects, skipped)
 
 
-def _candidates(module: ModuleType) -> Iterator[tuple[str, Any]]:
+def _candidates(module: ModuleType) -> Iterator[tuple[str, object]]:
     """The public callables that the file defines, once each."""
     seen: set[int] = set()
     public = getattr(module, "__all__", [name for name in vars(module) if not name.startswith("_")])

@@ -33,7 +33,7 @@ COMPLETION_OPTIONS = {"--install-completion", "--show-completion"}
 """Options of typer's own."""
 
 
-def _type_of(option: TyperOption, ctx: Any) -> str | None:
+def _type_of(option: TyperOption, ctx: typer.Context) -> str | None:
     """What a help text has behind an option: nothing for a flag, where typer's `<bool>` asks for a value."""
     return None if option.is_flag else option.metavar or option.display_type(ctx)
 

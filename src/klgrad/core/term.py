@@ -334,14 +334,9 @@ def _literal(value: object) -> str:
 
 
 def _needed(value: Any) -> list[Field[Any]]:
-    """The fields without which an equal object cannot be built; `level="token"` implies `discount=0`, for example."""
-    needed = {f.name: f for f in fields(value) if f.default is MISSING or getattr(value, f.name) != f.default}
-    for name in [name for name, f in needed.items() if f.default is not MISSING][::-1]:
-        without = {n: getattr(value, n) for n in needed if n != name}
-        try:
-            implied = type(value)(**without) == value
-        except MeaningError:
-            implied = False
-        if implied:
-            del needed[name]
-    return list(needed.values())
+    """The fields without which an equal object cannot be built."""
+    # A term at the token level has a discount of 0, and its sampled estimator of the reverse KL is called k1.
+    is_term = isinstance(value, KLTerm)
+    implied = {"discount": is_term and value.level == "token", "estimator": is_term and value.estimator == "k1"}
+    changed = [f for f in fields(value) if f.default is MISSING or getattr(value, f.name) != f.default]
+    return [f for f in changed if not implied.get(f.name)]

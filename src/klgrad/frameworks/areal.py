@@ -90,7 +90,7 @@ def _trajectories(batch: Batch) -> dict[str, Tensor]:
     }
 
 
-def _loss(config: Any, batch: Batch, data: dict[str, Tensor]) -> Tensor:
+def _loss(config: object, batch: Batch, data: dict[str, Tensor]) -> Tensor:
     from torch.nn.functional import pad
 
     return _grpo_loss(config, pad(batch.logp, (0, 1)), data)
@@ -107,7 +107,7 @@ def _grpo_loss(config: Any, logp: Tensor, data: dict[str, Any]) -> Tensor:
     )
 
 
-def _config(**settings: Any) -> Any:
+def _config(**settings: object) -> object:
     return modules()["cli_args"].PPOActorConfig(backend="fsdp:d1", **settings)
 
 
@@ -123,7 +123,7 @@ def modules() -> dict[str, ModuleType]:
 # missing log-probs.
 
 ACTOR, TEACHER = "actor.", "teacher."
-KNOWN: dict[str, Any] = {
+KNOWN: dict[str, object] = {
     f"{ACTOR}kl_ctl": 0.1,
     f"{ACTOR}kl_estimator": "k1",
     f"{ACTOR}discount": 1.0,

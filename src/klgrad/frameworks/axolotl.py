@@ -94,7 +94,7 @@ def _distilled(beta: float) -> Subject:
     return subject("axolotl", f"axolotl kd_trainer kd_beta={beta:g}", loss)
 
 
-def kd_loss(logits: Tensor, teacher_logits: Tensor, beta: float, *, k: int | None = None, **settings: Any) -> Tensor:
+def kd_loss(logits: Tensor, teacher_logits: Tensor, beta: float, *, k: int | None = None, **settings: object) -> Tensor:
     """The sum of its distillation losses over rows of logits, with the teacher's k likeliest tokens, scaled up to 1."""
     import torch
 
@@ -118,7 +118,7 @@ def modules() -> dict[str, ModuleType]:
 # `rl: grpo` and `trl` of its configurations. The synchronous trainer is TRL's; the asynchronous one has its own loss.
 
 TRL = "trl."
-KNOWN: dict[str, Any] = {
+KNOWN: dict[str, object] = {
     "rl": "",
     f"{TRL}beta": None,
     "rl_beta": None,

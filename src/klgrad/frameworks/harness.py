@@ -13,7 +13,7 @@ from importlib.machinery import ModuleSpec
 from importlib.metadata import files
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
     Critic = Callable[[Batch], Tensor]
     """A value (B, T) for the prefix before each token."""
+
+Made = TypeVar("Made")
 
 # Load a single file of an installed package, where the whole package cannot be imported.
 #
@@ -43,10 +45,10 @@ class _StandIn(ModuleType):
             raise AttributeError(name)
         return _StandIn(name)
 
-    def __call__(self, *args: Any, **_: Any) -> Any:
+    def __call__(self, *args: object, **_: object) -> object:
         return args[0] if len(args) == 1 and callable(args[0]) else self
 
-    def __getitem__(self, _: Any) -> _StandIn:
+    def __getitem__(self, _: object) -> _StandIn:
         return self
 
     def __bool__(self) -> bool:
@@ -58,10 +60,10 @@ class _StandIn(ModuleType):
     def __delattr__(self, name: str) -> None:
         pass
 
-    def __mro_entries__(self, _: Any) -> tuple[type, ...]:
+    def __mro_entries__(self, _: object) -> tuple[type, ...]:
         return ()
 
-    def __or__(self, _: Any) -> _StandIn:
+    def __or__(self, _: object) -> _StandIn:
         return self
 
     __ror__ = __or__
@@ -80,7 +82,7 @@ class _StandInFinder(MetaPathFinder, Loader):
         self.names = names
         self.made: list[str] = []
 
-    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+    def find_spec(self, fullname: str, path: object = None, target: object = None) -> ModuleSpec | None:
         return ModuleSpec(fullname, self, is_package=True) if _below(fullname, self.names) else None
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
@@ -158,7 +160,7 @@ def load_all(distribution: str, names: Iterable[str], **how: Any) -> dict[str, M
     return modules
 
 
-def bare(kind: type, **attributes: Any) -> Any:
+def bare(kind: type[Made], **attributes: object) -> Made:
     """An object of a class that has nothing but what the audited code reads of it."""
     made = object.__new__(kind)
     vars(made).update(attributes)

@@ -137,7 +137,7 @@ def _modules() -> dict[str, ModuleType]:
 
 # The flags of `swift rlhf --rlhf_type grpo` and `megatron rlhf`.
 
-KNOWN: dict[str, Any] = {
+KNOWN: dict[str, object] = {
     "rlhf_type": "",
     "beta": 0.04,
     "loss_type": "grpo",

@@ -113,8 +113,8 @@ def modules() -> dict[str, ModuleType]:
 # update (`old_log_probs`). With one it is the inference engine (`rollout_log_probs`), and `old_log_probs` are those of
 # the policy, as on the first update after a rollout.
 
-LOSSES: tuple[dict[str, Any], ...] = ({}, {"dual_clip": 3.0}, {"policy_loss_type": "gspo"})
-CORRECTIONS: tuple[dict[str, Any], ...] = (
+LOSSES: tuple[dict[str, object], ...] = ({}, {"dual_clip": 3.0}, {"policy_loss_type": "gspo"})
+CORRECTIONS: tuple[dict[str, object], ...] = (
     {"is_correction_level": "token", "is_correction_mode": "clip"},
     {"is_correction_level": "token", "is_correction_mode": "mask"},
     {"is_correction_level": "seq", "is_correction_mode": "mask"},
@@ -127,7 +127,7 @@ def policy_losses() -> list[Subject]:
     return [policy_loss(**settings) for settings in (*LOSSES, *CORRECTIONS)]
 
 
-def policy_loss(**settings: Any) -> Subject:
+def policy_loss(**settings: object) -> Subject:
     """The loss with these arguments of `PolicyLoss`, and its defaults otherwise."""
     own = modules()["loss"].PolicyLoss(**settings)
 
@@ -145,7 +145,7 @@ def policy_loss(**settings: Any) -> Subject:
 
 # OpenRLHF: the flags of `openrlhf.cli.train_ppo_ray`.
 
-KNOWN: dict[str, Any] = {
+KNOWN: dict[str, object] = {
     "algo.kl.init_coef": 0.01,
     "algo.kl.use_loss": False,
     "algo.kl.estimator": "k1",

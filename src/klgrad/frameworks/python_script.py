@@ -5,7 +5,6 @@ import re
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from ..errors import RunFileError
 from .run_settings import Reading
@@ -43,7 +42,7 @@ def read_python(text: str, path: Path) -> Reading:
     # The last one holds, and one that may not run holds as an unknown.
     order = lambda pair: (id(pair[1]) in script.unsure, pair[1].lineno, pair[1].col_offset)
     in_order = dict(sorted(written, key=order))
-    values: dict[str, Any] = {}
+    values: dict[str, object] = {}
     others: dict[str, str] = {}
     notes: list[str] = []
     for name, node in in_order.items():
@@ -211,7 +210,7 @@ class _PythonScript:
                 if isinstance(target, ast.Attribute) and ast.unparse(target.value) in variables:
                     yield target.attr, value
 
-    def value(self, node: ast.expr) -> tuple[Any, str]:
+    def value(self, node: ast.expr) -> tuple[object, str]:
         """A literal, a variable that is assigned one once, or an argument's default, with a note on the last.
 
         Raises:
@@ -230,7 +229,7 @@ class _PythonScript:
             return default, f"{ast.unparse(node)}: {default!r} is the default of --{node.attr}"
         raise ValueError("known only when the script runs")
 
-    def _argument_default(self, name: str) -> Any:
+    def _argument_default(self, name: str) -> object:
         flags = f"--{name}", f"--{name.replace('_', '-')}"
         arguments = [
             {word.arg: word.value for word in node.keywords}

@@ -93,7 +93,7 @@ def _size(node: Any, known: dict[int, float]) -> float:
     return known[id(node)]
 
 
-def _flat(nested: dict[Any, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+def _flat(nested: dict[object, object], before: str = "") -> Iterator[tuple[str, object]]:
     for name, value in nested.items():
         if isinstance(value, dict):
             yield from _flat(value, f"{before}{name}.")
@@ -306,7 +306,7 @@ def _with_old_names(changes: tuple[Change, ...], reader: Reader) -> tuple[Change
     return tuple(replace(x, **(renamed(x) if x.name in old else late(x))) for x in changes)
 
 
-def _refuse_unread(read: Reading, framework: str, named: dict[str, Any], given: dict[str, Any]) -> None:
+def _refuse_unread(read: Reading, framework: str, named: dict[str, object], given: dict[str, object]) -> None:
     """Refuse what may be a setting of the KL and is not read."""
     reader = READERS[framework]
     remedy = "give it by --set NAME=VALUE, or remove it if it is none"
@@ -391,11 +391,11 @@ def _beside(file: str, path: Path) -> Path | None:
     return next((folder / file for folder in folders if (folder / file).is_file()), None)
 
 
-def _defaults(path: Path) -> dict[str, Any]:
+def _defaults(path: Path) -> dict[str, object]:
     """The settings of the configurations in the list `defaults` of a file of Hydra."""
     listed = loaded(path.read_text(encoding="utf-8"), path).get("defaults")
     listed = [listed] if isinstance(listed, str) else listed  # as NeMo-RL has it
-    settings: dict[str, Any] = {}
+    settings: dict[str, object] = {}
     if not isinstance(listed, list):
         return settings
     if "_self_" in listed[:-1]:

@@ -64,8 +64,8 @@ class Change:
     """
 
     name: str
-    value: Any
-    was: Any
+    value: object
+    was: object
     why: str
     optional: bool = False
 
@@ -160,7 +160,7 @@ class Reader:
     """
 
     title: str
-    known: dict[str, Any]
+    known: dict[str, object]
     read: Callable[[dict[str, Any], str | None], Run]
     programs: re.Pattern[str]
     beginnings: tuple[str, ...] = ()
@@ -190,7 +190,7 @@ class RunDraft:
         parts, changes, notes, unread: those of the `Run`.
     """
 
-    def __init__(self, framework: str, given: dict[str, Any], known: dict[str, Any], *sections: str) -> None:
+    def __init__(self, framework: str, given: dict[str, object], known: dict[str, object], *sections: str) -> None:
         self.framework, self.given, self.sections = framework, given, ("", *sections)
         self.named = tuple(name for name in known if name in given)
         self.settings = known | {name: as_type(name, given[name], known[name]) for name in self.named}
@@ -210,12 +210,12 @@ class RunDraft:
         """A setting that is one of those known."""
         return one_of(self.name_of(name), self[name], tuple(known))
 
-    def change(self, name: str, value: Any, why: str, *, optional: bool = False) -> None:
+    def change(self, name: str, value: object, why: str, *, optional: bool = False) -> None:
         """Advise a value where the setting has another one."""
         if self[name] != value:
             self.changes.append(Change(self.name_of(name), value, self[name], why, optional))
 
-    def switch_on(self, name: str, value: Any, why: str) -> None:
+    def switch_on(self, name: str, value: object, why: str) -> None:
         """Advise a value where the setting has none, is off, or is 0."""
         if not self[name]:
             self.change(name, value, why)
@@ -259,11 +259,11 @@ def as_type(name: str, value: Any, default: Any) -> Any:
         raise RunFileError(f"{name} as {KINDS[kind]}", repr(value), _remedy(name, value, default)) from None
 
 
-def _remedy(name: str, value: Any, default: Any) -> str:
+def _remedy(name: str, value: object, default: object) -> str:
     return f"write {name}: {_example(value, default)}, for example"
 
 
-def _example(value: Any, default: Any) -> Any:
+def _example(value: object, default: object) -> object:
     """The number in the text, if there is one; the default otherwise, or a usual β where that is 0."""
     kind = type(default)
     if kind not in (int, float):

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ..errors import RunFileError
 from .run_settings import Reading
@@ -595,7 +595,7 @@ def settings_of(words: list[Word]) -> Reading | None:
     program, words = started
     is_own = lambda word: OWN_ARGUMENTS.fullmatch(word) and not word.environment
     arguments = [word for word in words if not is_own(word)]
-    settings: dict[str, Any] = {}
+    settings: dict[str, object] = {}
     environment: dict[str, tuple[str, ...]] = {}
     not_literal: dict[str, str] = {}
     unset: list[str] = []

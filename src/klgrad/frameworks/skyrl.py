@@ -49,7 +49,7 @@ WHITENED = ("gae", "reinforce++")
 group at a time."""
 
 TOKEN_MEAN, SUM = "token_mean", "seq_mean_token_sum_norm"
-CORRECTIONS: dict[str, dict[str, Any]] = {
+CORRECTIONS: dict[str, dict[str, object]] = {
     "tis=token": {"tis_ratio_type": "token"},
     "tis=sequence": {"tis_ratio_type": "sequence"},
     "tis=sequence uncapped": {"tis_ratio_type": "sequence", "sequence_tis_ratio_clip_high": 1e9},
@@ -164,7 +164,7 @@ def _training_batch(batch: Batch, old_logp: Tensor, values: Tensor) -> Any:
 # tokens at random, and `cross_entropy` is no policy loss: they are left out.
 
 TYPES = ("regular", "dual_clip", "gspo", "cispo", "sapo", "rollout_is", "dppo", "importance_sampling")
-POLICY_CORRECTIONS: tuple[dict[str, Any], ...] = (
+POLICY_CORRECTIONS: tuple[dict[str, object], ...] = (
     {"tis_ratio_type": "token"},
     {"tis_ratio_type": "sequence"},
     {"sequence_mask_metric": "product"},
@@ -180,7 +180,7 @@ def policy_losses() -> list[Subject]:
     ]
 
 
-def policy_loss(kind: str, **correction: Any) -> Subject:
+def policy_loss(kind: str, **correction: object) -> Subject:
     """The loss of a type (`policy_loss_type`), with these settings of `off_policy_correction`."""
     config, utils = modules()["config"], modules()["ppo_utils"]
     algorithm = config.AlgorithmConfig(
@@ -205,7 +205,7 @@ def policy_loss(kind: str, **correction: Any) -> Subject:
 # SkyRL: `trainer.algorithm` and the sizes of its batches.
 
 ALGORITHM = "trainer.algorithm."
-KNOWN: dict[str, Any] = {
+KNOWN: dict[str, object] = {
     f"{ALGORITHM}use_kl_loss": True,
     f"{ALGORITHM}use_kl_in_reward": False,
     f"{ALGORITHM}kl_loss_coef": 0.001,

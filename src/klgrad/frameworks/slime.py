@@ -59,7 +59,7 @@ def losses_of_miles() -> Iterator[Subject]:
 
 # The flags of slime.
 
-KNOWN: dict[str, Any] = {
+KNOWN: dict[str, object] = {
     "use_kl_loss": False,
     "kl_loss_coef": 0.0,
     "kl_loss_type": "k1",

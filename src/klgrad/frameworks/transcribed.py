@@ -145,7 +145,7 @@ def _distilled(batch: Batch) -> Tensor:
 
 # The configurations of prime-rl: the algorithm of each source of prompts, and `trainer.loss`.
 
-KNOWN: dict[str, Any] = {
+KNOWN: dict[str, object] = {
     "orchestrator.algo.type": "grpo",
     "trainer.loss.type": "default",
     "trainer.loss.kl_tau": 0.001,

@@ -78,18 +78,18 @@ def subjects() -> list[Subject]:
     ]
 
 
-def grpo(**settings: Any) -> Subject:
+def grpo(**settings: object) -> Subject:
     """A `GRPOTrainer` with these settings, and TRL's defaults otherwise."""
     return _subject("grpo", settings, stacks=True)
 
 
-def rloo(**settings: Any) -> Subject:
+def rloo(**settings: object) -> Subject:
     """An `RLOOTrainer` with these settings, and TRL's defaults otherwise."""
     # Normalised advantages share the mean and standard deviation of the batch.
     return _subject("rloo", settings, stacks=not settings["normalize_advantages"])
 
 
-def distillation(**settings: Any) -> Subject:
+def distillation(**settings: object) -> Subject:
     """A `DistillationTrainer` whose teacher is the reference, with these settings, and TRL's defaults otherwise."""
     return _subject("distillation", settings, stacks=True)
 
@@ -106,7 +106,7 @@ def declared(**settings: Any) -> Subject:
     return _subject("klgrad", {"kl_coef": 1.0, **settings}, stacks=not couples)
 
 
-def _subject(kind: str, settings: dict[str, Any], stacks: bool) -> Subject:
+def _subject(kind: str, settings: dict[str, object], stacks: bool) -> Subject:
     import torch
 
     from .trl_stage import stage_of
@@ -154,7 +154,7 @@ def policy_losses() -> list[Subject]:
     ]
 
 
-def policy_loss(kind: str, **settings: Any) -> Subject:
+def policy_loss(kind: str, **settings: object) -> Subject:
     """The loss of a trainer with these settings, without a KL, and TRL's defaults otherwise."""
     from .trl_stage import stage_of
 
@@ -180,7 +180,7 @@ samplers, of which the loss knows the log-probs as it does for old completions.
 """
 
 
-def audited_settings(config: KLConfig) -> dict[str, Any]:
+def audited_settings(config: KLConfig) -> dict[str, object]:
     """The settings of a run that may act on its KL, where they differ from their defaults.
 
     Args:
@@ -211,7 +211,7 @@ SAMPLING = {
     "steps_per_generation": None,
     "use_vllm": False,
 }
-GRPO: dict[str, Any] = {
+GRPO: dict[str, object] = {
     "beta": 0.0,
     "loss_type": "dapo",
     "importance_sampling_level": "token",
@@ -222,7 +222,7 @@ GRPO: dict[str, Any] = {
     "vllm_importance_sampling_correction": True,
     "vllm_importance_sampling_mode": "sequence_mask",
 }
-RLOO: dict[str, Any] = {
+RLOO: dict[str, object] = {
     "beta": 0.05,
     "normalize_advantages": False,
     "mask_truncated_completions": False,
@@ -300,7 +300,7 @@ def _read_rloo(draft: RunDraft) -> KLPart:
     return KLPart("reward", named("trl rloo", chosen), draft["beta"], partial(rloo, **chosen))
 
 
-def _audited_fields(settings: dict[str, Any]) -> dict[str, Any]:
+def _audited_fields(settings: dict[str, object]) -> dict[str, object]:
     """The settings of GRPO that its KL depends on, with those defaults that the module's list of settings names."""
     chosen = {name: settings[name] for name in ("loss_type", "importance_sampling_level", "use_bias_correction_kl")}
     if not settings["use_bias_correction_kl"]:

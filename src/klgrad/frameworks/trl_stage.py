@@ -254,7 +254,7 @@ def tokenizer(words: tuple[str, ...] = WORDS) -> Any:
 class DistillationStage:
     """A trainer whose student, teacher and sampler return the values of the audited batch."""
 
-    def __init__(self, settings: dict[str, Any]) -> None:
+    def __init__(self, settings: dict[str, object]) -> None:
         self.trainer = trainer = _trainer("distillation", WORDS, 1, settings, teacher_model=saved_model())
         trainer._generate_single_turn = lambda *_, **__: self.completions
         self.student = with_table(trainer.model, GivenLogits())
@@ -377,12 +377,12 @@ class Stage:
         self.sampled_logp = [logp[:n] for logp, n in zip(batch.behavior_logp.tolist(), lengths, strict=True)]
         self.rewards = batch.advantages[:, 0].tolist()
 
-    def _generate(self, *_: Any, **__: Any) -> Any:
+    def _generate(self, *_: object, **__: object) -> object:
         return (self.completions, self.sampled_logp) if self.reports_logp else self.completions
 
 
 @cache
-def stage_of(kind: str, settings: tuple[tuple[str, Any], ...]) -> Stage | DistillationStage:
+def stage_of(kind: str, settings: tuple[tuple[str, object], ...]) -> Stage | DistillationStage:
     """The trainer with these settings, for groups of any size; built once."""
     return DistillationStage(dict(settings)) if kind == "distillation" else Stage(kind, dict(settings))
 

@@ -55,7 +55,7 @@ def of_grpo(framework: str, name: str, config: Any) -> Subject:
     return subject(framework, name, of_arrays(loss, "jax"), stacks=config.loss_agg_mode != PER_TOKEN)
 
 
-def _example(x: dict[str, Any], advantages: Any) -> SimpleNamespace:
+def _example(x: dict[str, object], advantages: object) -> SimpleNamespace:
     """Tunix's `TrainExample`."""
     return SimpleNamespace(
         prompt_ids=x["tokens"],
@@ -138,14 +138,14 @@ def _make_traceable(learner: Any) -> None:
 
 # `grpo_config`, `agentic_grpo_config` and `ppo_config`.
 
-GRPO: dict[str, Any] = {
+GRPO: dict[str, object] = {
     "beta": 0.04,
     "kl_loss_mode": "kl",
     "loss_agg_mode": PER_COMPLETION,
     "num_iterations": 1,
     "off_policy_steps": 0,
 }
-PPO: dict[str, Any] = {"beta": 0.04, "kl_method": "low_var_kl", "gamma": 1.0, "gae_lambda": 0.95, "num_iterations": 1}
+PPO = {"beta": 0.04, "kl_method": "low_var_kl", "gamma": 1.0, "gae_lambda": 0.95, "num_iterations": 1}
 SECTIONS = {"grpo_config.": GRPO, "agentic_grpo_config.": GRPO, "ppo_config.": PPO}
 KNOWN = {f"{section}{name}": value for section, known in SECTIONS.items() for name, value in known.items()}
 """The defaults of the classes, and not those of `base_config.yaml`, whose β is 0.08."""
@@ -320,7 +320,7 @@ def _trainer() -> ModuleType:
 
 
 RL = "rl."
-MAXTEXT_KNOWN: dict[str, Any] = {
+MAXTEXT_KNOWN: dict[str, object] = {
     f"{RL}grpo_beta": 0.08,
     f"{RL}loss_agg_mode": PER_COMPLETION,
     f"{RL}num_iterations": 1,

@@ -136,7 +136,7 @@ def teacher_log_probs(batch: Batch) -> Tensor:
     return torch.nested.nested_tensor_from_jagged(_unpadded(batch.ref_logp, batch.mask)[:, None], lengths)
 
 
-def actor(**settings: Any) -> Any:
+def actor(**settings: object) -> Any:
     """The configuration of an actor."""
     from verl.workers.config import ActorConfig
 
@@ -213,7 +213,7 @@ def _proto(batch: Batch, values: Tensor) -> Any:
 # are all `rollout_rs` but one.
 
 MODES = ("vanilla", "gspo", "cispo", "sapo", "gpg", "dppo_tv", "dppo_kl", "geo_mean")
-CORRECTIONS: tuple[dict[str, Any], ...] = (
+CORRECTIONS: tuple[dict[str, object], ...] = (
     {"rollout_is": "token"},
     {"rollout_is": "sequence"},
     {"rollout_is": "sequence", "rollout_is_threshold": 1e9},
@@ -235,7 +235,7 @@ def policy_losses() -> list[Subject]:
     ]
 
 
-def policy_loss(mode: str, **settings: Any) -> Subject:
+def policy_loss(mode: str, **settings: object) -> Subject:
     """The policy loss of a mode (`policy_loss.loss_mode`), with its settings."""
     from verl.workers.config import PolicyLossConfig
 
@@ -243,7 +243,7 @@ def policy_loss(mode: str, **settings: Any) -> Subject:
     return subject("verl", named("verl", {"loss_mode": mode, **settings}), lambda batch: _loss(batch, config))
 
 
-def _corrected(**settings: Any) -> Subject:
+def _corrected(**settings: object) -> Subject:
     from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_rejection_mask as correct
     from verl.workers.config import PolicyLossConfig
 
@@ -256,7 +256,7 @@ def _corrected(**settings: Any) -> Subject:
     return subject("verl", named("verl rollout_correction", settings), loss)
 
 
-def _bypassed(**settings: Any) -> Subject:
+def _bypassed(**settings: object) -> Subject:
     from verl.trainer.config.algorithm import RolloutCorrectionConfig
     from verl.workers.config import PolicyLossConfig
 
@@ -378,7 +378,7 @@ def _read_declared(draft: RunDraft, mode: str) -> Verdict:
 ACTOR, ALGORITHM = "actor_rollout_ref.actor.", "algorithm."
 DISTILLATION = "distillation."
 TEACHER_LOSS = f"{DISTILLATION}distillation_loss."
-KNOWN: dict[str, Any] = {
+KNOWN: dict[str, object] = {
     f"{ACTOR}use_kl_loss": False,
     f"{ACTOR}kl_loss_type": "low_var_kl",
     f"{ACTOR}kl_loss_coef": 0.001,

@@ -66,11 +66,11 @@ def _frontier(numbers: Numbers, axis: Axes) -> None:
 
 
 def _effective(numbers: Numbers, axis: Axes) -> None:
-    for setting, found in numbers["end"].items():
+    for setting, end in numbers["end"].items():
         colour, face = _look(setting.rpartition(" ")[0])
         if setting.startswith("none"):
             continue
-        x, y = found["effective"], found["kl_per_sequence"]
+        x, y = end["effective"], end["kl_per_sequence"]
         axis.errorbar(
             x["mean"], y["mean"], xerr=x["error"], yerr=y["error"], fmt="o", ms=5, color=colour, mfc=face, lw=1
         )
@@ -142,7 +142,9 @@ def setting_of(row: runs.Row) -> str:
     return f"{name_of(row)} {row['kl_coef']}"
 
 
-def _at_every_coefficient(last: list[runs.Row], column: str, higher: str, lower: str) -> dict[str, runs.Found | None]:
+def _at_every_coefficient(
+    last: list[runs.Row], column: str, higher: str, lower: str
+) -> dict[str, runs.SeedMean | None]:
     """The difference of two arms at each coefficient, seed by seed."""
     by_name = runs.by_setting(last, setting_of)
     coefficients = sorted({name.rpartition(" ")[2] for name in by_name} - {"0.0"}, key=float)
@@ -152,8 +154,8 @@ def _at_every_coefficient(last: list[runs.Row], column: str, higher: str, lower:
 
 def check(numbers: Numbers) -> list[Check]:
     """The papers' claims at the coefficient with three seeds, and ours."""
-    found = {claim: each[COMPARED_AT] for claim, each in numbers["comparisons"].items()}
+    differences = {claim: each[COMPARED_AT] for claim, each in numbers["comparisons"].items()}
     return [
-        *(runs.exceeds_over_seeds(claim, found[claim]) for claim in CLAIMED),
-        *ours(*(runs.exceeds_over_seeds(claim, found[claim]) for claim in OF_COEFFICIENTS)),
+        *(runs.exceeds_over_seeds(claim, differences[claim]) for claim in CLAIMED),
+        *ours(*(runs.exceeds_over_seeds(claim, differences[claim]) for claim in OF_COEFFICIENTS)),
     ]

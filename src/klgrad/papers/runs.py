@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 # Such a run takes minutes on a GPU, so a study reads the committed file. `klgrad reproduce --run` measures it again.
 
 Row = dict[str, str]
-Found = dict[str, float]
+SeedMean = dict[str, float]
 """A mean or a difference over seeds, with its error and the number of seeds."""
 
 CHECKOUT = Path(__file__).parents[3]
@@ -52,7 +52,7 @@ def provenance(rows: Sequence[Row]) -> dict[str, list[str]]:
     return {name: sorted({row[name] for row in rows}) for name in ("torch", "klgrad", "commit", "date")}
 
 
-def over_seeds(rows: Sequence[Row], column: str) -> Found:
+def over_seeds(rows: Sequence[Row], column: str) -> SeedMean:
     """Mean, standard error and number of seeds of one column.
 
     The error is the larger of two: that of the mean over seeds, and that of the evaluations (column `<column>_se`, if
@@ -69,7 +69,7 @@ def over_seeds(rows: Sequence[Row], column: str) -> Found:
     return {"mean": fmean(values), "error": max(spread, own), "seeds": n}
 
 
-def at_start(rows: Iterable[Row], column: str) -> Found:
+def at_start(rows: Iterable[Row], column: str) -> SeedMean:
     """One column before training, over seeds.
 
     All runs of a seed begin as one model on the same questions, so each seed has one value, that of its first run. Each
@@ -87,12 +87,12 @@ def pairs_by_seed(ones: Iterable[Row], others: Iterable[Row]) -> list[tuple[Row,
 
 def gaps(pairs: Iterable[tuple[Row, Row]], column: str) -> list[Row]:
     """The first run of each pair less the second: a row with the seed, `gap`, and its error."""
-    found = []
+    rows = []
     for one, other in pairs:
         error = math.hypot(*(float(row.get(f"{column}_se") or 0) for row in (one, other)))
         gap = float(one[column]) - float(other[column])
-        found.append({"seed": one["seed"], "gap": str(gap), "gap_se": str(error)})
-    return found
+        rows.append({"seed": one["seed"], "gap": str(gap), "gap_se": str(error)})
+    return rows
 
 
 def gaps_by_seed(ones: Iterable[Row], others: Iterable[Row], column: str) -> list[Row]:
@@ -100,7 +100,7 @@ def gaps_by_seed(ones: Iterable[Row], others: Iterable[Row], column: str) -> lis
     return gaps(pairs_by_seed(ones, others), column)
 
 
-def paired_difference(pairs: Sequence[tuple[Row, Row]], column: str) -> Found:
+def paired_difference(pairs: Sequence[tuple[Row, Row]], column: str) -> SeedMean:
     """The first run of each pair less the second, where both have one seed; several experiments may have that seed.
 
     The error is the largest of three: that of the mean over pairs, that of the mean over seeds, which have questions of
@@ -112,15 +112,15 @@ def paired_difference(pairs: Sequence[tuple[Row, Row]], column: str) -> Found:
         >>> {name: round(x, 3) for name, x in paired_difference(pairs, "right").items()}
         {'difference': 0.3, 'error': 0.1, 'seeds': 2}
     """
-    found = gaps(pairs, column)
-    over_pairs = over_seeds(found, "gap")
-    seeds = grouped(found, lambda gap: gap["seed"]).values()
+    rows = gaps(pairs, column)
+    over_pairs = over_seeds(rows, "gap")
+    seeds = grouped(rows, lambda gap: gap["seed"]).values()
     between = over_seeds([{"gap": str(over_seeds(group, "gap")["mean"])} for group in seeds], "gap")
     error = max(over_pairs["error"], between["error"])
     return {"difference": over_pairs["mean"], "error": error, "seeds": between["seeds"]}
 
 
-def paired_if_run(ones: Iterable[Row], others: Iterable[Row], column: str) -> Found | None:
+def paired_if_run(ones: Iterable[Row], others: Iterable[Row], column: str) -> SeedMean | None:
     """`paired_difference` of two settings by seed; None if no seed has both."""
     pairs = pairs_by_seed(ones, others)
     return paired_difference(pairs, column) if pairs else None
@@ -130,7 +130,7 @@ def differences(
     claims: Mapping[str, tuple[str, str, str]],
     ends: Mapping[str, list[Row]],
     starts: Mapping[str, list[Row]] = MappingProxyType({}),
-) -> dict[str, Found | None]:
+) -> dict[str, SeedMean | None]:
     """`paired_if_run` by claim.
 
     Args:
@@ -153,41 +153,41 @@ def excess_by_seed(ones: Iterable[Row], others: Iterable[Row], column: str) -> l
         >>> excess_by_seed([run("0", "1.5"), run("1", "3")], [run("0", "1.0")], "kl")
         [{'seed': '0', 'excess': '0.5', 'excess_se': '0.0'}]
     """
-    found = []
+    rows = []
     for one, other in pairs_by_seed(ones, others):
         ratio = float(one[column]) / float(other[column])
         relative = (float(row.get(f"{column}_se") or 0) / float(row[column]) for row in (one, other))
-        found.append({"seed": one["seed"], "excess": str(ratio - 1), "excess_se": str(ratio * math.hypot(*relative))})
-    return found
+        rows.append({"seed": one["seed"], "excess": str(ratio - 1), "excess_se": str(ratio * math.hypot(*relative))})
+    return rows
 
 
-def mean_of(rows: Sequence[Row], column: str) -> Found | None:
+def mean_of(rows: Sequence[Row], column: str) -> SeedMean | None:
     """The mean over seeds of a column that is a difference; None without a seed."""
     if not rows:
         return None
-    found = over_seeds(rows, column)
-    return {"difference": found["mean"], "error": found["error"], "seeds": found["seeds"]}
+    summary = over_seeds(rows, column)
+    return {"difference": summary["mean"], "error": summary["error"], "seeds": summary["seeds"]}
 
 
-def counts(found: Found) -> bool:
+def counts(gap: SeedMean) -> bool:
     """Whether a difference is positive by the rule of these experiments."""
-    return found["seeds"] >= ENOUGH_SEEDS and found["difference"] > ENOUGH_ERRORS * found["error"]
+    return gap["seeds"] >= ENOUGH_SEEDS and gap["difference"] > ENOUGH_ERRORS * gap["error"]
 
 
-def exceeds_over_seeds(claim: str, found: Found | None) -> Check:
+def exceeds_over_seeds(claim: str, gap: SeedMean | None) -> Check:
     """Check that a difference is positive; undecided if neither it nor its opposite counts, or if runs are missing.
 
     Example:
         >>> exceeds_over_seeds("it learns more", {"difference": 0.3, "error": 0.1, "seeds": 3}).measured
         'by 0.3 ± 0.1, 3.0 standard errors, 3 seeds'
     """
-    if found is None:
+    if gap is None:
         return undecided_without_runs(claim)
-    errors = found["difference"] / found["error"] if found["error"] else float("inf") * found["difference"]
-    by = f"by {found['difference']:.2g} ± {found['error']:.2g}"
-    measured = f"{by}, {errors:.1f} standard errors, {found['seeds']:g} seed{'s' * (found['seeds'] != 1)}"
-    differs = counts({**found, "difference": abs(found["difference"])})
-    return Check(claim, measured, counts(found), decided=differs, chance=chance_of(errors, found["seeds"]))
+    errors = gap["difference"] / gap["error"] if gap["error"] else float("inf") * gap["difference"]
+    by = f"by {gap['difference']:.2g} ± {gap['error']:.2g}"
+    measured = f"{by}, {errors:.1f} standard errors, {gap['seeds']:g} seed{'s' * (gap['seeds'] != 1)}"
+    differs = counts({**gap, "difference": abs(gap["difference"])})
+    return Check(claim, measured, counts(gap), decided=differs, chance=chance_of(errors, gap["seeds"]))
 
 
 exceeds_if_run = exceeds_over_seeds
@@ -225,52 +225,52 @@ def undecided_without(what: str, claim: str) -> Check:
     return Check(claim, f"no value: {what} are missing", holds=False, decided=False, waits=True)
 
 
-def collapse_if_run(claim: str, found: Found | None, horizon: str) -> Check:
+def collapse_if_run(claim: str, gap: SeedMean | None, horizon: str) -> Check:
     """Check that a run ends below its start; a run that has not done so yet does not contradict it.
 
     Args:
         claim: the sentence.
-        found: by how much the end is below the start.
+        gap: by how much the end is below the start.
         horizon: how long the runs are, and those of the paper.
     """
-    judged = exceeds_over_seeds(claim, found)
+    judged = exceeds_over_seeds(claim, gap)
     if judged.verdict != "contradicted":
         return judged
     return replace(judged, measured=f"{judged.measured}; {horizon}", decided=False)
 
 
-def equal_over_seeds(claim: str, found: Found | None, margin: float) -> Check:
+def equal_over_seeds(claim: str, gap: SeedMean | None, margin: float) -> Check:
     """Check that a difference is within a margin, by two standard errors; else, or without runs, it is undecided.
 
     Example:
         >>> equal_over_seeds("they agree", {"difference": 0.1, "error": 0.1, "seeds": 3}, margin=0.4).measured
         '0.1 ± 0.1, margin 0.4, 3 seeds'
     """
-    return _below(claim, found, "margin", margin, abs)
+    return _below(claim, gap, "margin", margin, abs)
 
 
-def below_if_run(claim: str, found: Found | None, limit: float) -> Check:
+def below_if_run(claim: str, gap: SeedMean | None, limit: float) -> Check:
     """Check that a difference is below a limit, by two standard errors; else, or without runs, it is undecided.
 
     Example:
         >>> below_if_run("it costs little", {"difference": 0.1, "error": 0.1, "seeds": 3}, limit=0.4).measured
         '0.1 ± 0.1, limit 0.4, 3 seeds'
     """
-    return _below(claim, found, "limit", limit)
+    return _below(claim, gap, "limit", limit)
 
 
 def _below(
-    claim: str, found: Found | None, word: str, limit: float, of: Callable[[float], float] = lambda x: x
+    claim: str, gap: SeedMean | None, word: str, limit: float, of: Callable[[float], float] = lambda x: x
 ) -> Check:
-    if found is None:
+    if gap is None:
         return undecided_without_runs(claim)
-    value = of(found["difference"])
-    error, enough = ENOUGH_ERRORS * found["error"], found["seeds"] >= ENOUGH_SEEDS
+    value = of(gap["difference"])
+    error, enough = ENOUGH_ERRORS * gap["error"], gap["seeds"] >= ENOUGH_SEEDS
     below, above = enough and value + error < limit, enough and value - error > limit
-    seeds = f"{found['seeds']:g} seed{'s' * (found['seeds'] != 1)}"
-    measured = f"{found['difference']:.2g} ± {found['error']:.2g}, {word} {limit:.2g}, {seeds}"
-    errors = (limit - value) / found["error"] if found["error"] else math.inf
-    return Check(claim, measured, below, decided=below or above, chance=chance_of(errors, found["seeds"]))
+    seeds = f"{gap['seeds']:g} seed{'s' * (gap['seeds'] != 1)}"
+    measured = f"{gap['difference']:.2g} ± {gap['error']:.2g}, {word} {limit:.2g}, {seeds}"
+    errors = (limit - value) / gap["error"] if gap["error"] else math.inf
+    return Check(claim, measured, below, decided=below or above, chance=chance_of(errors, gap["seeds"]))
 
 
 def at_update(rows: Iterable[Row], update: int) -> list[Row]:
@@ -280,10 +280,10 @@ def at_update(rows: Iterable[Row], update: int) -> list[Row]:
 
 def grouped(rows: Iterable[Row], name_of: Callable[[Row], str]) -> dict[str, list[Row]]:
     """Rows by name, in their order."""
-    found: dict[str, list[Row]] = defaultdict(list)
+    groups: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
-        found[name_of(row)].append(row)
-    return dict(found)
+        groups[name_of(row)].append(row)
+    return dict(groups)
 
 
 def by_setting(rows: Iterable[Row], name_of: Callable[[Row], str]) -> dict[str, list[Row]]:
@@ -293,8 +293,8 @@ def by_setting(rows: Iterable[Row], name_of: Callable[[Row], str]) -> dict[str, 
         ExperimentError: a setting has two rows of one seed. Its mean would be one over runs that differ in something
             that its name does not have, such as the learning rate, and their number would be taken for one of seeds.
     """
-    found = grouped(rows, name_of)
-    for name, group in found.items():
+    groups = grouped(rows, name_of)
+    for name, group in groups.items():
         seed, number = Counter(row["seed"] for row in group).most_common(1)[0]
         if number > 1:
             raise ExperimentError(
@@ -302,26 +302,26 @@ def by_setting(rows: Iterable[Row], name_of: Callable[[Row], str]) -> dict[str, 
                 f"{number} rows of the setting {name!r} with seed {seed}",
                 "remove repeated runs from the file, or distinguish them in the study's name of a setting",
             )
-    return found
+    return groups
 
 
 def summaries(
     rows: Iterable[Row], columns: Sequence[str], name_of: Callable[[Row], str]
-) -> dict[str, dict[str, Found]]:
+) -> dict[str, dict[str, SeedMean]]:
     """`over_seeds` of several columns of one evaluation, by setting."""
     return {name: {c: over_seeds(group, c) for c in columns} for name, group in by_setting(rows, name_of).items()}
 
 
 def paths(rows: Sequence[Row], column: str, name_of: Callable[[Row], str]) -> dict[str, dict[str, list[float]]]:
     """Mean and standard error of a column over updates, by setting."""
-    found: dict[str, dict[str, list[float]]] = defaultdict(lambda: {"updates": [], "mean": [], "error": []})
+    curves: dict[str, dict[str, list[float]]] = defaultdict(lambda: {"updates": [], "mean": [], "error": []})
     for update in sorted({int(row["update"]) for row in rows}):
         for name, group in by_setting(at_update(rows, update), name_of).items():
             here = over_seeds(group, column)
-            found[name]["updates"].append(update)
-            found[name]["mean"].append(here["mean"])
-            found[name]["error"].append(here["error"])
-    return dict(found)
+            curves[name]["updates"].append(update)
+            curves[name]["mean"].append(here["mean"])
+            curves[name]["error"].append(here["error"])
+    return dict(curves)
 
 
 # Right answers as a function of the KL: what training runs with different KL terms have in common.
@@ -343,14 +343,14 @@ def failures(rows: Iterable[Row], last: int, name_of: Callable[[Row], str]) -> d
     A run has collapsed if it ends with fewer right answers than it began with. The weights of one that stopped were not
     finite; it has no part in any mean.
     """
-    found = {}
+    tallies = {}
     for name, group in grouped(rows, name_of).items():
         each = list(grouped(group, seed_of).values())
         ended = [run for run in each if at_update(run, last)]
         right = lambda run, update: float(at_update(run, update)[0]["correct_in"])
         collapsed = sum(right(run, last) < right(run, 0) for run in ended)
-        found[name] = {"runs": len(each), "collapsed": collapsed, "stopped": len(each) - len(ended)}
-    return found
+        tallies[name] = {"runs": len(each), "collapsed": collapsed, "stopped": len(each) - len(ended)}
+    return tallies
 
 
 def runs_of(last: list[Row], name_of: Callable[[Row], str]) -> list[Numbers]:
@@ -435,18 +435,18 @@ def gap_at_equal_kl(own: list[Row], other: list[Row], start: float) -> dict[str,
     seeds = [seed for seed in runs if seed in others]
     if not seeds:
         return None
-    found = [_gap(runs[seed], others[seed], start) for seed in seeds]
-    return (mean_of(found, "gap") or {}) | {"kl": over_seeds(found, "kl")["mean"]}
+    gained = [_gap(runs[seed], others[seed], start) for seed in seeds]
+    return (mean_of(gained, "gap") or {}) | {"kl": over_seeds(gained, "kl")["mean"]}
 
 
 def _away_from_ref(rows: list[Row]) -> dict[str, list[Row]]:
     """The runs by seed that have enough evaluations for `rise_of`, and a higher KL at each than at the one before."""
-    found = {}
+    by_seed = {}
     for seed, run in grouped(rows, seed_of).items():
         kls = [float(row["kl_per_sequence"]) for row in sorted(run, key=lambda row: int(row["update"]))]
         if len(run) >= RISE_PARAMETERS and all(before < after for before, after in pairwise(kls)):
-            found[seed] = run
-    return found
+            by_seed[seed] = run
+    return by_seed
 
 
 def _gap(run: list[Row], other: list[Row], start: float) -> Row:
@@ -562,12 +562,12 @@ def nearest(ends: Iterable[Row], name_of: Callable[[Row], Name]) -> dict[Name, R
         ends: the last evaluations of runs; those of other seeds and of students that diverged are passed over.
         name_of: what the runs are grouped by.
     """
-    found: dict[Name, Row] = {}
+    by_name: dict[Name, Row] = {}
     for row in ends:
         if row["seed"] == FIRST_SEED and math.isfinite(float(row[OWN])):
-            best = found.setdefault(name_of(row), row)
-            found[name_of(row)] = min(best, row, key=lambda each: float(each[OWN]))
-    return found
+            best = by_name.setdefault(name_of(row), row)
+            by_name[name_of(row)] = min(best, row, key=lambda each: float(each[OWN]))
+    return by_name
 
 
 # What the figures of several results draw.

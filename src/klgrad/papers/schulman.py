@@ -102,15 +102,15 @@ def _simulate(settings: Settings) -> Numbers:
     mean = torch.tensor(MEANS, dtype=torch.float64)
     log_ratio = _log_ratio(torch.randn(n, generator=generator, dtype=torch.float64), mean[:, None])
     moments = _moments(mean)
-    found = {}
+    scores = {}
     for name, k in ESTIMATORS.items():
         value, (bias, second, fourth) = k.value(log_ratio), moments[name]
         variance_error = ((fourth - second.square()) / n).sqrt()
-        found[name] = {
+        scores[name] = {
             "bias": ((value.mean(-1) - _true_kl(mean) - bias) / (second / n).sqrt()).tolist(),
             "variance": ((value.var(-1) - second) / variance_error).tolist(),
         }
-    return found
+    return scores
 
 
 def check(numbers: Numbers) -> list[Check]:

@@ -344,8 +344,8 @@ class Outcome:
     @property
     def counts(self) -> str:
         """How many decisive sentences hold, are contradicted and are undecided."""
-        found = Counter(check.verdict for check in self.decisive)
-        words = ", ".join(f"{verdict} {found[verdict]}" for verdict in VERDICTS if found[verdict])
+        tally = Counter(check.verdict for check in self.decisive)
+        words = ", ".join(f"{verdict} {tally[verdict]}" for verdict in VERDICTS if tally[verdict])
         return f"{words}, of {len(self.decisive)}"
 
     @property
@@ -358,8 +358,8 @@ class Outcome:
         """`holds`, or the decisive sentences that are contradicted and those that are undecided."""
         parts = []
         for verdict in VERDICTS[1:]:
-            if found := [f"{c.sentence} ({c.measured})" for c in self.decisive if c.verdict == verdict]:
-                parts.append(f"{verdict}: {'; '.join(found)}")
+            if sentences := [f"{c.sentence} ({c.measured})" for c in self.decisive if c.verdict == verdict]:
+                parts.append(f"{verdict}: {'; '.join(sentences)}")
         return ". ".join(parts) or "holds"
 
 
@@ -428,10 +428,10 @@ def _kept(study: Study, data: Path, requested: Numbers) -> Numbers | None:
 def _code() -> str:
     """A digest of the package's sources: numbers of other code are computed again."""
     root = Path(__file__).parents[1]
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for path in sorted(root.rglob("*.py")):
-        found.update(f"{path.relative_to(root).as_posix()}\0".encode() + path.read_bytes() + b"\0")
-    return found.hexdigest()[:16]
+        digest.update(f"{path.relative_to(root).as_posix()}\0".encode() + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:16]
 
 
 def _draw(study: Study, numbers: Numbers, path: Path) -> None:

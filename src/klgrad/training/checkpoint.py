@@ -84,7 +84,7 @@ class RunTrainer(KLTrainer):
     card: str | None = None
     after_update: Sequence[Callable[[], None]] = ()
 
-    def _get_train_sampler(self, *args: Any, **kwargs: Any) -> Any:
+    def _get_train_sampler(self, *args: object, **kwargs: object) -> object:
         self.train_sampler = super()._get_train_sampler(*args, **kwargs)
         return self.train_sampler
 

@@ -512,7 +512,7 @@ class ForwardPass:
     exact: TokenStatistics | None = None
 
 
-def completion_log_probs(trainer: GRPOTrainer, model: Model, batch: Batch, **options: Any) -> Result:
+def completion_log_probs(trainer: GRPOTrainer, model: Model, batch: Batch, **options: object) -> Result:
     """Log-probs of a batch's completions by one of the models, at the trainer's temperature and precision.
 
     Images and whatever else the pass takes have their names as keys of the batch. `options` are `batch_size`,

@@ -588,7 +588,7 @@ class KLConfig(GRPOConfig):
 # The arguments of a `KLTrainer` that declare its KL: a `KLConfig`, or a `KLConfig` and a `KLTerm`.
 
 
-def resolve_config(args: Any, kl: KLTerm | None) -> KLConfig:
+def resolve_config(args: KLConfig | None, kl: KLTerm | None) -> KLConfig:
     """The configuration that a trainer is built with: `args`, or the defaults, with the KL term if one is given.
 
     The fields of `args` that declare a term are then at their defaults, or agree with it. It is written into a copy.

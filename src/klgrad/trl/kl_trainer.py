@@ -379,7 +379,7 @@ class KLTrainer(GRPOTrainer):
         further = [resolve_embedded(path) for path in list(teachers_of(args.teacher).values())[1:]]
         self.scorer = Scorer(self, args, self.objective, [add_reference(self, path, args) for path in further])
 
-    def _build(self, model: Model, reward_funcs: Any, args: KLConfig, kwargs: Json) -> None:
+    def _build(self, model: Model, reward_funcs: object, args: KLConfig, kwargs: Json) -> None:
         """Let TRL set up, with a reference, and with the KL as one more reward if it is placed there."""
         functions, weights = as_list(reward_funcs), args.reward_weights
         check_weights(weights, functions)
@@ -533,7 +533,7 @@ class KLTrainer(GRPOTrainer):
             self.kl_metrics.record_held("eval", last=not self._evaluating)
         return loss
 
-    def _get_per_token_logps_and_entropies(self, model: Model, *args: Any, **kwargs: Any) -> Result:
+    def _get_per_token_logps_and_entropies(self, model: Model, *args: object, **kwargs: object) -> Result:
         forward = partial(super()._get_per_token_logps_and_entropies, model, *args, **kwargs)
         return self._capture(model, forward)
 

@@ -16,15 +16,10 @@ limits: docs/experiments.md.
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
-from typing import TYPE_CHECKING, Any
 
 from ...drawing import BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION
 from .. import runs
-from ..study import Check, Experiment, Numbers, Settings, ours
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
+from ..study import Axes, Check, Experiment, Figure, Numbers, Settings, ours
 
 # The figure of `stale_distillation`: a row of panels for each KL, over updates, over the lag and over the reuse.
 
@@ -52,7 +47,7 @@ REUSES = {"fresh": "1", "reuse-4": "4", "reuse-16": "16"}
 PER_PANEL = "3 seeds, ± 1 SE"
 
 
-def draw(numbers: Numbers, figure: "Figure") -> None:
+def draw(numbers: Numbers, figure: Figure) -> None:
     """Exact terms over updates, and all runs after the last one; settings without runs are left out."""
     figure.set_size_inches(14, 8.4)
     axes = figure.subplots(2, 3)
@@ -69,7 +64,7 @@ def draw(numbers: Numbers, figure: "Figure") -> None:
     figure.legend(*axes[0][2].get_legend_handles_labels(), ncols=6, loc="outside lower center", fontsize=8.5)
 
 
-def _over_updates(paths: dict[str, Any], axis: Any) -> None:
+def _over_updates(paths: Numbers, axis: Axes) -> None:
     """Without the start, which is several times as high."""
     for arm, (stale, line) in product(("reverse-exact", "forward-exact"), (("fresh", "-"), ("filled-16", "--"))):
         if path := paths.get(f"{arm} {stale}"):
@@ -77,20 +72,20 @@ def _over_updates(paths: dict[str, Any], axis: Any) -> None:
     axis.set_xlabel("updates")
 
 
-def _each_run(numbers: Numbers, measure: str, axis: Any) -> None:
+def _each_run(numbers: Numbers, measure: str, axis: Axes) -> None:
     for i, (arm, (_, colour, mark)) in enumerate(ARMS.items()):
         for at, stale in enumerate(SHOWN):
-            if found := numbers["runs"].get(f"{arm} {stale}"):
-                places = [at + 0.12 * (i - 2.5)] * len(found[measure])
-                axis.plot(places, list(found[measure].values()), mark, color=colour, mfc="none", ms=5)
+            if by_measure := numbers["runs"].get(f"{arm} {stale}"):
+                places = [at + 0.12 * (i - 2.5)] * len(by_measure[measure])
+                axis.plot(places, list(by_measure[measure].values()), mark, color=colour, mfc="none", ms=5)
     axis.set_xticks(range(len(SHOWN)), list(SHOWN.values()), fontsize=8.5)
     axis.set_xlabel("age of the completions, different batches")
 
 
-def _over_reuses(numbers: Numbers, measure: str, axis: Any) -> None:
+def _over_reuses(numbers: Numbers, measure: str, axis: Axes) -> None:
     for arm, (label, colour, mark) in ARMS.items():
         known = {at: numbers["end"].get(f"{arm} {stale}") for at, stale in enumerate(REUSES)}
-        known = {at: found[measure] for at, found in known.items() if found}
+        known = {at: by_measure[measure] for at, by_measure in known.items() if by_measure}
         mean, error = ([each[name] for each in known.values()] for name in ("mean", "error"))
         axis.errorbar(list(known), mean, yerr=error, fmt=f"{mark}-", color=colour, label=label, ms=5, lw=1.4, capsize=2)
     axis.set_xticks(range(len(REUSES)), list(REUSES.values()))
@@ -181,17 +176,17 @@ def setting_of(row: runs.Row) -> str:
     return f"{row['arm']} {row['stale']}"
 
 
-def _costs(last: dict[str, list[runs.Row]], column: str) -> dict[str, runs.Found | None]:
+def _costs(last: dict[str, list[runs.Row]], column: str) -> dict[str, runs.SeedMean | None]:
     """What each arm loses in each comparison, seed by seed: the share of a KL, or right answers; None without runs."""
-    found = {}
+    costs = {}
     for arm, (name, (stale, base)) in product(ARMS, COMPARED.items()):
         one, other = (last.get(f"{arm} {age}", []) for age in (stale, base))
         shares = runs.mean_of(runs.excess_by_seed(one, other, column), "excess") if column != runs.RIGHT else None
-        found[f"{arm} {name}"] = runs.paired_if_run(other, one, column) if column == runs.RIGHT else shares
-    return found
+        costs[f"{arm} {name}"] = runs.paired_if_run(other, one, column) if column == runs.RIGHT else shares
+    return costs
 
 
-def _more(last: dict[str, list[runs.Row]], column: str) -> dict[str, runs.Found | None]:
+def _more(last: dict[str, list[runs.Row]], column: str) -> dict[str, runs.SeedMean | None]:
     """By how much more one arm loses by the age than another, seed by seed; None without runs."""
     shares = lambda arm: runs.excess_by_seed(last.get(f"{arm} {OLD}", []), last.get(f"{arm} {FRESH}", []), column)
     sides = COSTS_MORE | OUR_COSTS_MORE
@@ -223,7 +218,9 @@ def _every_one_nearer(claim: str, numbers: Numbers, measure: str) -> Check:
     stale = [gain for setting, gain in numbers["gains"][measure].items() if not setting.split()[1].startswith(FRESH)]
     judged = [gain for gain in stale if gain["seeds"] >= runs.ENOUGH_SEEDS]
     least = min(judged, key=lambda each: each["difference"] - runs.ENOUGH_ERRORS * each["error"], default=None)
-    found, left_out = runs.exceeds_if_run(claim, least), len(stale) - len(judged)
+    verdict, left_out = runs.exceeds_if_run(claim, least), len(stale) - len(judged)
     if not judged or not left_out:
-        return found
-    return replace(found, measured=f"{found.measured}; without {left_out} of {len(stale)} settings, with fewer seeds")
+        return verdict
+    return replace(
+        verdict, measured=f"{verdict.measured}; without {left_out} of {len(stale)} settings, with fewer seeds"
+    )

@@ -15,15 +15,10 @@ shown run by run. Runs with fresh completions are those of `on_policy`. Design, 
 import math
 from collections.abc import Iterator, Mapping
 from itertools import product
-from typing import TYPE_CHECKING, Any
 
 from ...drawing import BLUE, GREY, PURPLE, STYLES
 from .. import runs
-from ..study import Check, Experiment, Numbers, Settings, ours
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
+from ..study import Axes, Check, Experiment, Figure, Numbers, Settings, ours
 
 # The figure of `asynchronous`: right answers over updates at each lag and over the KL, and what the weights change.
 
@@ -49,7 +44,7 @@ FACES = {"correct_in": None, "equal_kl": "white"}
 """By measure; None for the arm's colour."""
 
 
-def draw(numbers: Numbers, figure: "Figure") -> None:
+def draw(numbers: Numbers, figure: Figure) -> None:
     """A panel for each lag, one with all runs over the KL, one with what weights change, one for k1 as a loss."""
     figure.set_size_inches(14, 9)
     axes = [*figure.subplots(2, 3).flat]
@@ -68,7 +63,7 @@ def draw(numbers: Numbers, figure: "Figure") -> None:
     axes[5].legend(loc="center", fontsize=9, title="arms (top row, and weights below)")
 
 
-def _k1_loss(numbers: Numbers, axis: Any) -> None:
+def _k1_loss(numbers: Numbers, axis: Axes) -> None:
     """The end of each run of k1 as a loss over the lag, by coefficient."""
     for (i, (coef, (colour, mark))), last in product(enumerate(COEFFICIENT_MARKS.items()), (LAST, LONG_LAST)):
         own = [run for run in numbers["k1-loss"] if (run["kl_coef"], run["updates"][-1]) == (coef, last)]
@@ -86,7 +81,7 @@ def _k1_loss(numbers: Numbers, axis: Any) -> None:
     axis.legend(fontsize=8.5)
 
 
-def _updates(numbers: Numbers, axis: Any, lag: str) -> None:
+def _updates(numbers: Numbers, axis: Axes, lag: str) -> None:
     """The arms without weights; those with weights lie on k1 in the reward."""
     for arm in UNCORRECTED:
         label, colour, line = LABELS[arm]
@@ -96,7 +91,7 @@ def _updates(numbers: Numbers, axis: Any, lag: str) -> None:
     axis.set_xticks([0, 20, 40, LAST] if axis.get_xlim()[1] < 2 * LAST else [0, LAST, 2 * LAST, LONG_LAST])
 
 
-def _over_kl(numbers: Numbers, axis: Any) -> None:
+def _over_kl(numbers: Numbers, axis: Axes) -> None:
     """Runs on fresh completions are left out: `on_policy` has them."""
     for run in numbers["runs"]:
         arm, lag = run["name"].split()
@@ -111,16 +106,16 @@ def _over_kl(numbers: Numbers, axis: Any) -> None:
     axis.set_title("each run after 60 updates; circles: lag 2;\nsquares: lag 10; open: as loss, or bounded", fontsize=9)
 
 
-def _weights(numbers: Numbers, axis: Any) -> None:
+def _weights(numbers: Numbers, axis: Axes) -> None:
     """Right answers with weights less those without, with an error bar, by lag and measure."""
     names = [arm for arm in LABELS if any(arm in arms for arms in numbers["weighted"].values())]
     places = [(lag, measure) for lag in MARKS for measure in FACES]
     for i, arm in enumerate(names):
         for j, (lag, measure) in enumerate(places):
-            found = numbers["weighted"][lag].get(arm, {}).get(measure)
-            if found:
+            change = numbers["weighted"][lag].get(arm, {}).get(measure)
+            if change:
                 look = {"fmt": MARKS[lag], "color": LABELS[arm][1], "mfc": FACES[measure] or LABELS[arm][1], "ms": 5}
-                axis.errorbar(found["difference"], i + 0.15 * (j - 1.5), xerr=found["error"], **look)
+                axis.errorbar(change["difference"], i + 0.15 * (j - 1.5), xerr=change["error"], **look)
     axis.axvline(0, color="grey", lw=1)
     axis.set_yticks(range(len(names)), [LABELS[name][0].replace(" weights", "\nweights") for name in names], fontsize=9)
     axis.invert_yaxis()
@@ -210,7 +205,7 @@ def run(settings: Settings) -> Numbers:
         "made": runs.provenance([*rows, *long, *runs.rows_of(EXPERIMENT, settings)]),
         "start": start,
         "end": end,
-        "long_end": {name: found for name, found in long_end.items() if name in end},
+        "long_end": {name: columns for name, columns in long_end.items() if name in end},
         "claimed": _claimed(CLAIMED | OUR_CLAIMS, rows, LAST),
         "long_claimed": _claimed(LONG_CLAIMED, long, LONG_LAST),
         "failures": runs.failures(rows, LAST, setting_of),
@@ -234,13 +229,13 @@ def _rows(settings: Settings) -> list[runs.Row]:
     return [row for row in rows if row["arm"] in ARMS and row["kl_coef"] in COEFFICIENTS]
 
 
-def _claimed(claims: dict[str, tuple[str, str]], rows: list[runs.Row], last: int) -> dict[str, runs.Found | None]:
+def _claimed(claims: dict[str, tuple[str, str]], rows: list[runs.Row], last: int) -> dict[str, runs.SeedMean | None]:
     """The differences of claims, seed by seed; a start is that of the runs that are compared with it."""
     ends, starts = (runs.grouped(runs.at_update(rows, update), setting_of) for update in (last, 0))
     return runs.differences({claim: ("correct_in", *sides) for claim, sides in claims.items()}, ends, starts)
 
 
-def _each_k1_loss(*files: list[runs.Row]) -> list[dict[str, Any]]:
+def _each_k1_loss(*files: list[runs.Row]) -> list[Numbers]:
     """Every run of k1 as a loss on old completions: lag, coefficient, seed, and right answers and KL over updates."""
     each = []
     for rows in files:
@@ -268,12 +263,12 @@ def _weighted(
     by_name: dict[str, list[runs.Row]], trained: dict[str, list[runs.Row]], lag: str, start: float
 ) -> Numbers:
     """What the weights of each arm change in every column and in right answers at equal KL, seed by seed."""
-    found, other = {}, f"{_compared_with(by_name, lag)} {lag}"
+    changes, other = {}, f"{_compared_with(by_name, lag)} {lag}"
     for name, arm in ((f"{arm} {lag}", arm) for arm in CORRECTED):
         if name in by_name and other in by_name:
-            found[arm] = {column: runs.paired_if_run(by_name[name], by_name[other], column) for column in COLUMNS}
-            found[arm]["equal_kl"] = runs.gap_at_equal_kl(trained[name], trained[other], start)
-    return found
+            changes[arm] = {column: runs.paired_if_run(by_name[name], by_name[other], column) for column in COLUMNS}
+            changes[arm]["equal_kl"] = runs.gap_at_equal_kl(trained[name], trained[other], start)
+    return changes
 
 
 def check(numbers: Numbers) -> list[Check]:
@@ -284,7 +279,7 @@ def check(numbers: Numbers) -> list[Check]:
     return [*_of_the_paper(numbers), *ours(*_of_the_cost(numbers["steadier"]), *_of_lags_between(numbers["k1-loss"]))]
 
 
-def _of_lags_between(by_name: list[dict[str, Any]]) -> Iterator[Check]:
+def _of_lags_between(by_name: list[Numbers]) -> Iterator[Check]:
     """How many runs of k1 as a loss end below their start, by coefficient, and whether lag times coefficient decides.
 
     A sentence about all runs is decided by as many runs as other sentences need seeds.
@@ -314,7 +309,7 @@ def _of_lags_between(by_name: list[dict[str, Any]]) -> Iterator[Check]:
     yield Check(claim, measured, holds=most < least, decided=most < least)
 
 
-def _longest(by_name: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _longest(by_name: list[Numbers]) -> list[Numbers]:
     """The runs that have ended, those of 180 updates in the place of those of 60 with the same lag and coefficient."""
     last = lambda run: run["updates"][-1]
     ended = [run for run in by_name if last(run) in (LAST, LONG_LAST)]
@@ -335,11 +330,11 @@ def _of_the_paper(numbers: Numbers) -> list[Check]:
     return [*long, *judged]
 
 
-def _judged(sentence: str, gap: runs.Found | None, last: int) -> Check:
+def _judged(sentence: str, gap: runs.SeedMean | None, last: int) -> Check:
     if "below its start" in sentence:
         return runs.collapse_if_run(sentence, gap, HORIZON.format(last))
     return runs.exceeds_if_run(sentence, gap)
 
 
-def _of_the_cost(steadier: dict[str, runs.Found | None]) -> list[Check]:
+def _of_the_cost(steadier: dict[str, runs.SeedMean | None]) -> list[Check]:
     return [runs.exceeds_if_run(f"{claim}, lag 10", steadier[arm]) for claim, arm in STEADIER.items()]

@@ -45,12 +45,12 @@ def placements(
     `to_go` for `credit`, the sum over this and later tokens. In the loss, the slope of the estimate multiplies the
     score of its own token. In both, the two are added. `weight` multiplies the term of each token before sums.
     """
-    log_ratio, found = rollout.log_ratio, {}
+    log_ratio, coefficients = rollout.log_ratio, {}
     for estimator in (k1, k3):
         reward = credit(weight * estimator.value(log_ratio), rollout.mask)
         loss = weight * estimator.slope(log_ratio)
-        found |= {f"{estimator}-reward": reward, f"{estimator}-loss": loss, f"{estimator}-both": reward + loss}
-    return found
+        coefficients |= {f"{estimator}-reward": reward, f"{estimator}-loss": loss, f"{estimator}-both": reward + loss}
+    return coefficients
 
 
 @dataclass(frozen=True, eq=False)
@@ -290,21 +290,21 @@ class Synthetic:
 
 
 def _measure(chains: Chains) -> ByKind:
-    target, found = chains.kl_gradient, chains.moments(placements)
+    target, moments = chains.kl_gradient, chains.moments(placements)
     return {
-        "bias": {name: found[name].bias(target).tolist() for name in LABELS},
-        "deviation": {name: found[name].deviation(target).tolist() for name in LABELS},
+        "bias": {name: moments[name].bias(target).tolist() for name in LABELS},
+        "deviation": {name: moments[name].deviation(target).tolist() for name in LABELS},
         "identity": {
-            "k1-loss-is-zero": relative_error(target + found["k1-loss"].mean, target).tolist(),
-            "k3-loss-is-forward": found["k3-loss"].bias(chains.token_forward_kl_gradient).tolist(),
-            **{f"{k}-halves-are-half": _halves(found, k, target) for k in ("k1", "k3")},
+            "k1-loss-is-zero": relative_error(target + moments["k1-loss"].mean, target).tolist(),
+            "k3-loss-is-forward": moments["k3-loss"].bias(chains.token_forward_kl_gradient).tolist(),
+            **{f"{k}-halves-are-half": _halves(moments, k, target) for k in ("k1", "k3")},
         },
     }
 
 
-def _halves(found: dict[str, Moments], estimator: str, target: Tensor) -> list[float]:
+def _halves(moments: dict[str, Moments], estimator: str, target: Tensor) -> list[float]:
     """How far β/2 in the reward and β/2 in the loss are from half of ∇KL."""
-    mean = found[f"{estimator}-reward"].mean / 2 + found[f"{estimator}-loss"].mean / 2
+    mean = moments[f"{estimator}-reward"].mean / 2 + moments[f"{estimator}-loss"].mean / 2
     return relative_error(mean, target / 2).tolist()
 
 
@@ -416,14 +416,14 @@ class Stale:
 def _coefficients(rollout: Rollout) -> dict[str, Tensor]:
     """Every configuration under every weight."""
     plain, sequence = placements(rollout), sequence_ratio(rollout)
-    found = {
+    by_weight = {
         "none": plain,
         "token": _times(token_ratio(rollout), plain),
         "sequence": _times(sequence, plain),
         "sequence to go": _times(sequence, placements(rollout, to_go)),
         "prefix": placements(rollout, to_go, prefix_ratio(rollout)),
     }
-    return {f"{name}/{weight}": c for weight, group in found.items() for name, c in group.items()}
+    return {f"{name}/{weight}": c for weight, group in by_weight.items() for name, c in group.items()}
 
 
 def _times(ratio: Tensor, group: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -432,12 +432,12 @@ def _times(ratio: Tensor, group: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def _measure_stale(chains: Chains) -> dict[str, ByName]:
     """By what was measured and by configuration, one number a problem."""
-    target, found = chains.kl_gradient, chains.moments(_coefficients)
+    target, moments = chains.kl_gradient, chains.moments(_coefficients)
     mean = chains.expectation(sequence_ratio)
     square = chains.expectation(lambda rollout: sequence_ratio(rollout).square())
     return {
-        "bias": {name: x.bias(target).tolist() for name, x in found.items()},
-        "deviation": {name: x.deviation(target).tolist() for name, x in found.items()},
+        "bias": {name: x.bias(target).tolist() for name, x in moments.items()},
+        "deviation": {name: x.deviation(target).tolist() for name, x in moments.items()},
         # What the effective sample size of many weights tends to, as a share of their number.
         "weights": {"mean": mean.tolist(), "effective": (mean.square() / square).tolist()},
     }

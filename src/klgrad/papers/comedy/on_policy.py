@@ -127,19 +127,19 @@ def run(settings: Settings) -> Numbers:
         "runs": runs.runs_of(last, runs.arm_of),
         "curve": runs.curve_of([row for row in last if row["arm"] not in NOT_A_KL], runs.arm_of),
         "pooled": {
-            coef: {"pairs": len(found), **{column: runs.paired_difference(found, column) for column in PLACES}}
-            for coef, found in pairs.items()
+            coef: {"pairs": len(at_coef), **{column: runs.paired_difference(at_coef, column) for column in PLACES}}
+            for coef, at_coef in pairs.items()
         },
     }
 
 
-def _differences(rows: list[runs.Row]) -> dict[str, runs.Found | None]:
+def _differences(rows: list[runs.Row]) -> dict[str, runs.SeedMean | None]:
     """What is higher less what is lower, seed by seed; a start is that of the runs that are compared with it."""
     ends, starts = (runs.by_setting(runs.at_update(rows, update), setting_of) for update in (LAST, 0))
     return runs.differences(HIGHER | OUR_HIGHER, ends, starts)
 
 
-def _fallen(long: list[runs.Row], arm: str) -> runs.Found | None:
+def _fallen(long: list[runs.Row], arm: str) -> runs.SeedMean | None:
     """Right answers before training less those after the last update of the long runs of an arm, seed by seed."""
     own = [row for row in long if row["arm"] == arm]
     return runs.paired_if_run(runs.at_update(own, 0), runs.at_update(own, LONG), "correct_in")
@@ -155,20 +155,20 @@ def _pairs(last: list[runs.Row], coef: str) -> list[tuple[runs.Row, runs.Row]]:
 def check(numbers: Numbers) -> list[Check]:
     """The paper's sentences, each by a difference at the last update, and ours."""
     differences = numbers["differences"]
-    found = [runs.exceeds_over_seeds(claim, numbers["fallen"][arm]) for claim, arm in COLLAPSES.items()]
+    checks = [runs.exceeds_over_seeds(claim, numbers["fallen"][arm]) for claim, arm in COLLAPSES.items()]
     for claim, (_, high, _) in HIGHER.items():
         gap = differences[claim]
-        found.append(
+        checks.append(
             runs.collapse_if_run(claim, gap, HORIZON) if high == "start" else runs.exceeds_over_seeds(claim, gap)
         )
     higher = (runs.exceeds_over_seeds(claim, differences[claim]) for claim in OUR_HIGHER)
-    return [*found, *ours(*_pooled(numbers["pooled"]), *higher)]
+    return [*checks, *ours(*_pooled(numbers["pooled"]), *higher)]
 
 
 def _pooled(numbers: Numbers) -> Iterator[Check]:
     """Ours, because these runs contain those by which the paper's sentences are judged."""
-    for coef, found in numbers.items():
+    for coef, differences in numbers.items():
         for column, place in PLACES.items():
             claim = f"{place}k1 in the reward answers more right than k3 as loss at β = {coef}, over all experiments"
-            judged = runs.exceeds_over_seeds(claim, found[column])
-            yield replace(judged, measured=f"{judged.measured}, {found['pairs']} pairs of runs")
+            judged = runs.exceeds_over_seeds(claim, differences[column])
+            yield replace(judged, measured=f"{judged.measured}, {differences['pairs']} pairs of runs")

@@ -67,13 +67,13 @@ def _right(rows: list[runs.Row], column: str) -> list[runs.Row]:
     return [{**row, RIGHT: row[column], f"{RIGHT}_se": row[f"{column}_se"]} for row in rows]
 
 
-def _ahead(groups: dict[str, list[runs.Row]], one: str, other: str) -> runs.Found | None:
+def _ahead(groups: dict[str, list[runs.Row]], one: str, other: str) -> runs.SeedMean | None:
     return runs.mean_of(runs.gaps_by_seed(groups.get(one, []), groups.get(other, []), RIGHT), "gap")
 
 
 def check(numbers: Numbers) -> list[Check]:
     """Every sentence, seed by seed."""
-    return [runs.exceeds_over_seeds(claim, found) for claim, found in numbers["claims"].items()]
+    return [runs.exceeds_over_seeds(claim, difference) for claim, difference in numbers["claims"].items()]
 
 
 LABELS = {INSIDE: BLACK, AS_TRAINED: BLUE, OUTSIDE: VERMILION, TEACHER: GREY}
@@ -94,9 +94,9 @@ def draw(numbers: Numbers, figure: Figure) -> None:
     over_kl.plot(
         *zip(*numbers["trained"], strict=True), "o", ms=4, color=GREY, mfc="none", lw=0, label="trained, T = 1"
     )
-    found = [numbers["end"][f"{INSIDE} {t}"] for t in SHOWN]
-    _line(over_kl, [each[RIGHT] for each in found], [each[KL]["mean"] for each in found], "untrained, sharper", BLACK)
-    for words, each in zip(SHOWN.values(), found, strict=True):
+    ends = [numbers["end"][f"{INSIDE} {t}"] for t in SHOWN]
+    _line(over_kl, [each[RIGHT] for each in ends], [each[KL]["mean"] for each in ends], "untrained, sharper", BLACK)
+    for words, each in zip(SHOWN.values(), ends, strict=True):
         over_kl.annotate(
             words, (each[KL]["mean"], each[RIGHT]["mean"]), (4, -12), textcoords="offset points", fontsize=8
         )
@@ -105,6 +105,6 @@ def draw(numbers: Numbers, figure: Figure) -> None:
     over_kl.legend(fontsize=8.5)
 
 
-def _line(axis: Axes, found: list[runs.Found], at: Sequence[float], label: str, colour: str) -> None:
-    mean, error = ([each[name] for each in found] for name in ("mean", "error"))
+def _line(axis: Axes, points: list[runs.SeedMean], at: Sequence[float], label: str, colour: str) -> None:
+    mean, error = ([each[name] for each in points] for name in ("mean", "error"))
     axis.errorbar(at, mean, yerr=error, fmt="o-", ms=5, lw=1.4, capsize=3, color=colour, label=label)

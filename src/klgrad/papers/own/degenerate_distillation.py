@@ -100,11 +100,11 @@ def descend(case: Regime, number: int, updates: int, seed: int) -> Numbers:
         discounted_loss(problems, logp, case.discount if update >= case.warm else 0.0).backward()
         adam.step()
     seen = torch.stack(seen, 1)
-    found = {key: over_repeats(x) for key, x in zip(("own", "teacher", "share"), seen, strict=True)}
+    curves = {key: over_repeats(x) for key, x in zip(("own", "teacher", "share"), seen, strict=True)}
     return {
         "case": asdict(case),
         "updates": points,
-        **found,
+        **curves,
         "lowest": seen[2, points.index(case.warm) :].amin(0).tolist(),
         "end": seen[2, -1].tolist(),
         "teacher at the end": seen[1, -1].tolist(),
@@ -185,7 +185,7 @@ def run(settings: Settings) -> Numbers:
 def _sums(settings: Settings) -> list[Numbers]:
     generator = torch.Generator().manual_seed(settings.seed)
     torch.manual_seed(settings.seed)
-    teacher, found = Transformer(), []
+    teacher, runs = Transformer(), []
     pretrain(teacher, 100, generator)
     for name, shape in STUDENTS.items():
         student = Transformer(*shape)
@@ -193,8 +193,8 @@ def _sums(settings: Settings) -> list[Numbers]:
         for level in LM_LEVELS:
             for seed in range(3):
                 path = distil(student, teacher, level, 60, 8, seed)
-                found.append({"student": name, "level": level, "seed": seed, "path": path})
-    return found
+                runs.append({"student": name, "level": level, "seed": seed, "path": path})
+    return runs
 
 
 SHORT, KEPT, BACK = 0.5, 0.9, 0.95
@@ -208,7 +208,7 @@ def check(numbers: Numbers) -> list[Check]:
     few, last = LEVEL_ROWS[:-1], numbers["levels"][0]["updates"][-1]
     short = f"rows, which cannot match: after {last} updates at the sequence level completions are shorter than half of"
     longer = "rows: the token level ends with longer completions than the sequence level"
-    found = [
+    checks = [
         *(_all(f"{rows} {short} the teacher's", ends["sequence", rows], SHORT, above=False) for rows in few),
         _all("16 rows, which can match: there they have the teacher's length", ends["sequence", 16], BACK),
         _mostly_short(
@@ -221,12 +221,12 @@ def check(numbers: Numbers) -> list[Check]:
     ]
     cases = [x for x in numbers["varied"] if x["varied"] == "distance" and x["case"]["rows"] == 4]
     shares = [share for x in cases for share in x["end"]]
-    found.append(_all("4 rows, any distance, 0 too: they end shorter than half of it", shares, SHORT, above=False))
+    checks.append(_all("4 rows, any distance, 0 too: they end shorter than half of it", shares, SHORT, above=False))
     for name, larger in (("length", "longer the limit"), ("discount", "larger the discount")):
         shares = [x["end"] for x in numbers["varied"] if x["varied"] == name and x["case"]["rows"] == 4]
         pairs = [_paired(a, b) for a, b in itertools.pairwise(shares)]
-        found.append(all_exceed(f"4 rows: the {larger}, the smaller the share at the end", pairs))
-    return [*found, *_of_sums(numbers["sums"])] if numbers["sums"] else found
+        checks.append(all_exceed(f"4 rows: the {larger}, the smaller the share at the end", pairs))
+    return [*checks, *_of_sums(numbers["sums"])] if numbers["sums"] else checks
 
 
 def _all(claim: str, shares: list[float], limit: float, *, above: bool = True) -> Check:
@@ -266,13 +266,13 @@ def _farther(of: dict[tuple[str, int], Numbers]) -> Check:
 def _of_sums(runs: list[Numbers]) -> list[Check]:
     tokens = lambda student, level: [x["path"][-1]["tokens"] for x in _runs(runs, student, level)]
     show = lambda values: ", ".join(f"{x:.1f}" for x in values)
-    found = []
+    checks = []
     for student in STUDENTS:
         token, sequence = tokens(student, "token"), tokens(student, "sequence")
         gap, error = _paired(token, sequence)
         claim = f"transformer, student {student}: the sequence level ends with shorter completions than the token level"
         judged = exceeds_over_seeds(claim, {"difference": gap, "error": error, "seeds": len(token)})
-        found.append(replace(judged, measured=f"{show(sequence)} tokens against {show(token)}"))
+        checks.append(replace(judged, measured=f"{show(sequence)} tokens against {show(token)}"))
     last, end = runs[0]["path"][-1]["update"], tokens("the same", "sequence")
     back = [x > KEPT * y for x, y in zip(end, tokens("the same", "token"), strict=True)]
     claim = (
@@ -280,8 +280,8 @@ def _of_sums(runs: list[Numbers]) -> list[Check]:
     )
     falling = sum(x["path"][-1]["tokens"] < KEPT * x["path"][-2]["tokens"] for x in _runs(runs, "the same", "sequence"))
     words = f"{sum(back)} of {len(back)} seeds; {falling} of the others still fall at the end"
-    found.append(Check(claim, words, all(back), decided=all(back) or not (any(back) or falling)))
-    return found
+    checks.append(Check(claim, words, all(back), decided=all(back) or not (any(back) or falling)))
+    return checks
 
 
 def _runs(runs: list[Numbers], student: str, level: str) -> list[Numbers]:
@@ -318,15 +318,15 @@ def draw(numbers: Numbers, figure: Figure) -> None:
 
 def _draw_varied(numbers: Numbers, axis: Axes, name: str, number: int) -> None:
     for rows, colour in ((4, VERMILION), (16, BLUE)):
-        found = [x for x in numbers["varied"] if x["varied"] == name and x["case"]["rows"] == rows]
-        at = [x["case"][name] for x in found]
-        ends = [torch.tensor(x["end"], dtype=torch.float64) for x in found]
+        cases = [x for x in numbers["varied"] if x["varied"] == name and x["case"]["rows"] == rows]
+        at = [x["case"][name] for x in cases]
+        ends = [torch.tensor(x["end"], dtype=torch.float64) for x in cases]
         errors = [float(x.std() / len(x) ** 0.5) for x in ends]
         label = f"{rows} rows, at the end"
         axis.errorbar(at, [float(x.mean()) for x in ends], yerr=errors, fmt="o-", ms=4, color=colour, label=label)
-        lowest = [sum(x["lowest"]) / len(x["lowest"]) for x in found]
+        lowest = [sum(x["lowest"]) / len(x["lowest"]) for x in cases]
         axis.plot(at, lowest, "o:", ms=4, mfc="none", color=colour, label=f"{rows} rows, lowest")
-    last = found[0]["updates"][-1]
+    last = cases[0]["updates"][-1]
     axis.set_title(f"sequence level, {last} updates\n({number} problems, ± 1 SE)", fontsize=10)
     axis.set(xlabel={"distance": "distance of the start", "length": "most tokens", "discount": "discount"}[name])
     axis.set(ylabel="length / teacher's", ylim=(0, 1.3))

@@ -125,7 +125,7 @@ def _all_larger(claim: str, at: Numbers, moment: str, pairs: Iterable[tuple[str,
     return all_exceed(claim, gaps)
 
 
-def prediction_checks(gradients: Numbers, apart: dict[str, runs.Found]) -> Iterator[Check]:
+def prediction_checks(gradients: Numbers, apart: dict[str, runs.SeedMean]) -> Iterator[Check]:
     """Whether the gradient at the start orders the KLs at the end.
 
     Args:
@@ -142,7 +142,7 @@ def prediction_checks(gradients: Numbers, apart: dict[str, runs.Found]) -> Itera
         )
 
 
-def _predicted(claim: str, at: Numbers, apart: dict[str, runs.Found], loss: Loss) -> Check:
+def _predicted(claim: str, at: Numbers, apart: dict[str, runs.SeedMean], loss: Loss) -> Check:
     right, pairs = _ordered(at, apart, loss)
     enough, measured = pairs >= ENOUGH_PAIRS, f"{right} of {pairs} pairs of arms that differ"
     holds = enough and right >= PREDICTED * pairs
@@ -164,7 +164,7 @@ def _variance(moments: Numbers, size: int) -> float:
     return moments[VARIANCE]["mean"] * BATCH / size
 
 
-def _ordered(at: Numbers, apart: dict[str, runs.Found], loss: Loss) -> tuple[int, int]:
+def _ordered(at: Numbers, apart: dict[str, runs.SeedMean], loss: Loss) -> tuple[int, int]:
     """How many pairs of arms differ at the end, and how many of them as the loss says."""
     right = pairs = 0
     known = {arm: moments for arm, moments in at.items() if all(moments[m]["mean"] is not None for m in MOMENTS)}
@@ -274,12 +274,12 @@ def _rates(axis: Axes, rates: list[Numbers], start: Numbers) -> None:
 
 def _named(axes: Iterable[Axes]) -> Numbers:
     """The legend: the runs, and the kinds of arms of which gradients alone were measured."""
-    found: Numbers = {}
+    handles: Numbers = {}
     for axis in axes:
         for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
-            if not any(f"{label}, {size} completions" in found for size in SIZES):
-                found[label] = handle
-    return found
+            if not any(f"{label}, {size} completions" in handles for size in SIZES):
+                handles[label] = handle
+    return handles
 
 
 def _lines(axis: Axes, arms: Numbers, measure: str, line: str, suffix: str | None, *, open_marks: bool = False) -> None:
@@ -288,9 +288,9 @@ def _lines(axis: Axes, arms: Numbers, measure: str, line: str, suffix: str | Non
         # Without a future the exact arm has no baseline: it begins both lines of the exact arms.
         names = ["exact-0" if d == "0" and pattern.startswith("exact") else pattern.format(d) for d in DISCOUNTS]
         run = {x: name for x, name in zip(X, names, strict=True) if name in arms}
-        found = [arms[name][measure] for name in run.values()]
+        points = [arms[name][measure] for name in run.values()]
         # A logarithmic axis has no place for an estimated square that noise made negative.
-        mean = [each["mean"] if (each.get("mean") or 0) > 0 else math.nan for each in found]
+        mean = [each["mean"] if (each.get("mean") or 0) > 0 else math.nan for each in points]
         own = [m for m, name in zip(mean, run.values(), strict=True) if name != "exact-0" or pattern == "exact-{}"]
         if not all(math.isnan(m) for m in own):
             # The earlier kind in front: the arm without a future is of the first.
@@ -302,7 +302,7 @@ def _lines(axis: Axes, arms: Numbers, measure: str, line: str, suffix: str | Non
             axis.errorbar(
                 [x + 0.1 * open_marks for x in run],
                 mean,
-                yerr=[each.get("error") or 0 for each in found],
+                yerr=[each.get("error") or 0 for each in points],
                 label=label,
                 **look,
             )
@@ -384,22 +384,22 @@ def _ahead(by_name: dict[str, list[runs.Row]], size: str, measure: str, farther:
     return runs.gaps_by_seed(*(by_name.get(f"{size} {arm}", []) for arm in (farther, nearer)), column=measure)
 
 
-def _apart(by_name: dict[str, list[runs.Row]]) -> dict[str, runs.Found]:
+def _apart(by_name: dict[str, list[runs.Row]]) -> dict[str, runs.SeedMean]:
     """The difference of any two arms with batches of one size, on the student's completions, seed by seed."""
-    found = {}
+    differences = {}
     for one, other in combinations(by_name, 2):
         (size, arm), (other_size, other_arm) = one.split(), other.split()
         if size == other_size and (gap := runs.paired_if_run(by_name[one], by_name[other], runs.OWN)):
-            found[f"{size} {arm} {other_arm}"] = gap
-    return found
+            differences[f"{size} {arm} {other_arm}"] = gap
+    return differences
 
 
 def check(numbers: Numbers) -> list[Check]:
     """Sentences about the training runs, about the gradients, and about what the gradients predict of the runs."""
     compared = numbers["comparisons"]
-    found = [runs.exceeds_over_seeds(claim, at[LARGE]) for claim, at in compared.items()]
-    found += [
+    checks = [runs.exceeds_over_seeds(claim, at[LARGE]) for claim, at in compared.items()]
+    checks += [
         runs.exceeds_over_seeds(f"with batches of 64, {claim}", compared[claim][SMALL]) for claim in AT_BOTH_SIZES
     ]
-    found.append(runs.exceeds_over_seeds(GAINS_LESS, numbers["gains less"]))
-    return [*found, *gradient_checks(numbers["gradients"]), *prediction_checks(numbers["gradients"], numbers["apart"])]
+    checks.append(runs.exceeds_over_seeds(GAINS_LESS, numbers["gains less"]))
+    return [*checks, *gradient_checks(numbers["gradients"]), *prediction_checks(numbers["gradients"], numbers["apart"])]

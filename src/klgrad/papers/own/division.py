@@ -154,8 +154,8 @@ def train(arm: str, beta: float, task: Task, seeds: int, updates: int, seed: int
 
 def drawn(logp: Tensor, uniform: Tensor) -> Tensor:
     """Indices of the choices by random numbers, over the last axis."""
-    found = torch.searchsorted(logp.detach().exp().cumsum(-1), uniform)
-    return found.clamp(max=logp.shape[-1] - 1)
+    indices = torch.searchsorted(logp.detach().exp().cumsum(-1), uniform)
+    return indices.clamp(max=logp.shape[-1] - 1)
 
 
 # Sums in a transformer.
@@ -212,7 +212,7 @@ def run(settings: Settings) -> Numbers:
     return {
         "seeds": seeds,
         "updates": list(range(0, long + 1, EVERY)),
-        "main": {name: {key: over_repeats(x) for key, x in found.items()} for name, found in main.items()},
+        "main": {name: {key: over_repeats(x) for key, x in measures.items()} for name, measures in main.items()},
         "differences": {
             claim: [_difference(main[more], main[less], at) for at in (SHORT, long)]
             for claim, (more, less) in COMPARED.items()
@@ -275,22 +275,22 @@ COMPARED = {
 
 def check(numbers: Numbers) -> list[Check]:
     """After 60 updates and at the end; then what it depends on, and the transformer."""
-    found = []
+    checks = []
     for claim, (early, late) in numbers["differences"].items():
         judged = exceeds(f"after {early['updates']} updates: {claim}", early["mean"], early["error"])
         more = f"by {early['mean']:.3f} ± {early['error']:.3f}, {judged.measured}"
         then = f"after {late['updates']}: {late['mean']:+.3f} ± {late['error']:.3f}"
-        found.append(replace(judged, measured=f"{more}; {then}"))
+        checks.append(replace(judged, measured=f"{more}; {then}"))
     of = {(x["varied"], x["task"][x["varied"]]): x for x in numbers["varied"]}
     for (name, value), x in of.items():
         gap = x["difference"][-1]
         shares = {arm: right[-1]["mean"] for arm, right in x["right"].items()}
         claim = f"after {gap['updates']} updates the remedy is ahead by more than {AHEAD:g} with {name} {value:g}"
         judged = exceeds(claim, gap["mean"] - AHEAD, gap["error"])
-        found.append(
+        checks.append(
             replace(judged, measured=f"{shares[REMEDY]:.3f} against {shares['divided']:.3f}, {judged.measured}")
         )
-    return [*found, *_of_sums(numbers["sums"]["arms"])] if numbers["sums"] else found
+    return [*checks, *_of_sums(numbers["sums"]["arms"])] if numbers["sums"] else checks
 
 
 AHEAD = 0.05
@@ -298,15 +298,15 @@ AHEAD = 0.05
 
 def _of_sums(arms: dict[str, list[Numbers]]) -> list[Check]:
     end = lambda arm, key: torch.tensor([x[key][-1] for x in arms[arm]], dtype=torch.float64)
-    found = []
+    checks = []
     for key, least, claim in (
         ("right", EVALUATION, "with groups without spread undivided, more answers are right than divided"),
         ("kl", 0.0, "divided, the policy stays nearer to ref than with these undivided"),
     ):
         gap, seeds = over_repeats(end(REMEDY, key) - end("divided", key)), len(arms[REMEDY])
         difference = {"difference": gap["mean"], "error": max(gap["error"], least / seeds**0.5), "seeds": seeds}
-        found.append(exceeds_over_seeds(f"transformer: {claim}", difference))
-    return found
+        checks.append(exceeds_over_seeds(f"transformer: {claim}", difference))
+    return checks
 
 
 EVALUATION = 0.026

@@ -13,15 +13,10 @@ tables and limits: docs/experiments.md.
 
 from collections.abc import Iterable, Iterator
 from itertools import product
-from typing import TYPE_CHECKING, Any
 
 from ...drawing import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY
 from .. import runs
-from ..study import Check, Experiment, Numbers, Settings
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
+from ..study import Axes, Check, Experiment, Figure, Numbers, Settings
 
 # The figure of `reuse`: both KLs over completions and over updates.
 
@@ -50,7 +45,7 @@ ROWS = {
 }
 
 
-def draw(numbers: Numbers, figure: "Figure") -> None:
+def draw(numbers: Numbers, figure: Figure) -> None:
     """Means over seeds after the first evaluation, with bars of one standard error; what has no runs is left out."""
     figure.set_size_inches(11, 8.4)
     axes = figure.subplots(len(ROWS), len(PANELS), sharey="row", sharex="col")
@@ -71,7 +66,7 @@ def draw(numbers: Numbers, figure: "Figure") -> None:
     figure.legend(named.values(), named.keys(), loc="outside lower center", **look)
 
 
-def _lines(numbers: Numbers, column: str, over: str, axis: Any, arms: tuple[str, ...]) -> None:
+def _lines(numbers: Numbers, column: str, over: str, axis: Axes, arms: tuple[str, ...]) -> None:
     """Without the evaluation before training, whose KL is several times as large."""
     for arm in arms:
         label, colour, line = ARMS[arm]
@@ -158,13 +153,13 @@ def run(settings: Settings) -> Numbers:
 
 def _rows(settings: Settings) -> list[runs.Row]:
     """The evaluations of all files that are there; those of TRL's trainer may not have been made."""
-    found = runs.finite_rows(EXPERIMENT, settings)
+    rows = runs.finite_rows(EXPERIMENT, settings)
     for other in EXPERIMENT.also:
         try:
-            found += runs.finite_rows(other, settings)
+            rows += runs.finite_rows(other, settings)
         except FileNotFoundError:
             continue
-    return found
+    return rows
 
 
 def arm_of(row: runs.Row) -> str:
@@ -194,38 +189,38 @@ def best_settings(rows: Iterable[runs.Row]) -> dict[str, tuple[str, str]]:
 
 def _sweep(rows: list[runs.Row]) -> dict[str, dict[str, float]]:
     """The last KL on the student's completions with the first seed, by arm and setting."""
-    found: dict[str, dict[str, float]] = {}
+    ends: dict[str, dict[str, float]] = {}
     for row in rows:
         if row["seed"] == runs.FIRST_SEED and completions_of(row) == ALL:
-            found.setdefault(arm_of(row), {})[" ".join(setting_of(row))] = float(row[runs.OWN])
-    return found
+            ends.setdefault(arm_of(row), {})[" ".join(setting_of(row))] = float(row[runs.OWN])
+    return ends
 
 
 def _at(arms: dict[str, list[runs.Row]], completions: int) -> Numbers:
     """All columns of every arm after so many completions, with the seconds of training."""
-    found = {}
+    by_arm = {}
     for arm, group in arms.items():
         if here := [row for row in group if completions_of(row) == completions]:
-            found[arm] = {column: runs.over_seeds(here, column) for column in COLUMNS} | {"seconds": _seconds(here)}
-            found[arm]["rows"] = [{name: row.get(name) or "" for name in BY_SEED} for row in here]
-    return found
+            by_arm[arm] = {column: runs.over_seeds(here, column) for column in COLUMNS} | {"seconds": _seconds(here)}
+            by_arm[arm]["rows"] = [{name: row.get(name) or "" for name in BY_SEED} for row in here]
+    return by_arm
 
 
-def _seconds(rows: list[runs.Row]) -> runs.Found | None:
+def _seconds(rows: list[runs.Row]) -> runs.SeedMean | None:
     """None if a run was not timed."""
     return runs.over_seeds(rows, "seconds") if all(row.get("seconds") for row in rows) else None
 
 
-def _path(rows: list[runs.Row]) -> dict[str, list[Any]]:
+def _path(rows: list[runs.Row]) -> Numbers:
     """Both KLs of an arm over the completions, with its updates."""
-    found: dict[str, list[Any]] = {name: [] for name in ("completions", "updates", runs.OWN, runs.TEACHERS)}
+    path: Numbers = {name: [] for name in ("completions", "updates", runs.OWN, runs.TEACHERS)}
     for completions in sorted({completions_of(row) for row in rows}):
         here = [row for row in rows if completions_of(row) == completions]
-        found["completions"].append(completions)
-        found["updates"].append(int(here[0]["update"]))
+        path["completions"].append(completions)
+        path["updates"].append(int(here[0]["update"]))
         for column in (runs.OWN, runs.TEACHERS):
-            found[column].append(runs.over_seeds(here, column))
-    return found
+            path[column].append(runs.over_seeds(here, column))
+    return path
 
 
 def nearest_of_trl(end: Numbers, column: str) -> str | None:
@@ -236,8 +231,8 @@ def nearest_of_trl(end: Numbers, column: str) -> str | None:
 
 def check(numbers: Numbers) -> list[Check]:
     """Sentences by completions, by both KLs; then by right answers, by half of the completions, and by seconds."""
-    found = [each for measure, words in MEASURES.items() for each in _by_one_kl(numbers["end"], measure, words)]
-    return [*found, *_right_answers(numbers["end"]), *_with_half(numbers), *_by_seconds(numbers["end"])]
+    checks = [each for measure, words in MEASURES.items() for each in _by_one_kl(numbers["end"], measure, words)]
+    return [*checks, *_right_answers(numbers["end"]), *_with_half(numbers), *_by_seconds(numbers["end"])]
 
 
 def _by_one_kl(end: Numbers, measure: str, words: str) -> Iterator[Check]:
@@ -270,9 +265,9 @@ def _with_half(numbers: Numbers) -> Iterator[Check]:
         yield runs.exceeds_if_run(claim, runs.paired_if_run(_rows_at(end, arm), half, runs.OWN))
 
 
-def _rows_at(found: Numbers, arm: str | None) -> list[runs.Row]:
+def _rows_at(by_arm: Numbers, arm: str | None) -> list[runs.Row]:
     """The runs of an arm; none for an arm without runs."""
-    return found[arm]["rows"] if arm in found else []
+    return by_arm[arm]["rows"] if arm in by_arm else []
 
 
 def _by_seconds(end: Numbers) -> Iterator[Check]:

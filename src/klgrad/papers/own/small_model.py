@@ -100,19 +100,19 @@ def prompts(number: int, generator: torch.Generator) -> Tensor:
 
 def texts(number: int, generator: torch.Generator) -> Completions:
     """Random sums with their working and answer."""
-    found = []
+    lines = []
     for a, b in _pairs(number, generator):
         text = f"{a:02d}+{b:02d}={a % 10 + b % 10},{a // 10 * 10 + b // 10 * 10},{a + b}."
-        found.append(text.ljust(PROMPT + LONGEST, "."))
-    return with_mask(_tokens(found))
+        lines.append(text.ljust(PROMPT + LONGEST, "."))
+    return with_mask(_tokens(lines))
 
 
 def _pairs(number: int, generator: torch.Generator) -> list[list[int]]:
     return torch.randint(100, (number, 2), generator=generator).tolist()
 
 
-def _tokens(found: Sequence[str]) -> Tensor:
-    return torch.tensor([[LETTERS.index(letter) for letter in text] for text in found])
+def _tokens(lines: Sequence[str]) -> Tensor:
+    return torch.tensor([[LETTERS.index(letter) for letter in text] for text in lines])
 
 
 def with_mask(ids: Tensor) -> Completions:

@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.func import functional_call, jvp, vjp
 
 from ...drawing import BLACK, BLUE, GREEN, GREY, ORANGE, VERMILION
-from ..runs import Found, below_if_run, counts, exceeds_over_seeds
+from ..runs import SeedMean, below_if_run, counts, exceeds_over_seeds
 from ..study import Axes, Check, Figure, Numbers, Settings, below, exceeds, over_repeats
 from .small_model import PROMPT, Completions, Transformer, pretrain, prompts, sample, texts
 
@@ -90,7 +90,7 @@ def push(logits: Tensor, rate: Tensor, lag: int, updates: int, size: float, seed
 
 def growth(problems: int, seed: int) -> list[Numbers]:
     """The measured growth of a small push by arms, lag and product, and the one that the law predicts."""
-    found = []
+    rows = []
     for arms in ARMS:
         logits = torch.randn(problems, arms, generator=torch.Generator().manual_seed(seed), dtype=Bandit)
         for lag in LAGS:
@@ -105,13 +105,13 @@ def growth(problems: int, seed: int) -> list[Numbers]:
                 measured = (late / early).log() / 2 / (updates - half - lag)
                 setting = {"arms": arms, "lag": lag, "product": product, "predicted": predicted}
                 share = float((measured > 0).double().mean())
-                found.append({**setting, "measured": over_repeats(measured), "share that grows": share})
-    return found
+                rows.append({**setting, "measured": over_repeats(measured), "share that grows": share})
+    return rows
 
 
 def ends(problems: int, seed: int, updates: int = 2000) -> list[Numbers]:
     """Where exact descents end, by arms, lag and product: the share of the entropy that is left."""
-    found = []
+    rows = []
     for arms in ARMS:
         logits = torch.randn(problems, arms, generator=torch.Generator().manual_seed(seed), dtype=Bandit)
         for lag in (2, 10):
@@ -120,8 +120,8 @@ def ends(problems: int, seed: int, updates: int = 2000) -> list[Numbers]:
             _, end = push(logits.expand(len(PRODUCTS), -1, -1), rate, lag, updates, 1e-3, seed + 1)
             left = entropy(end) / entropy(logits)
             for product, each in zip(PRODUCTS, left, strict=True):
-                found.append({"arms": arms, "lag": lag, "product": product, "entropy": over_repeats(each)})
-    return found
+                rows.append({"arms": arms, "lag": lag, "product": product, "entropy": over_repeats(each)})
+    return rows
 
 
 QUEUES = {"fresh": "fresh", "queue": "filled queue", "repeated": "one batch again"}
@@ -131,7 +131,7 @@ FEW = (0.3, *PRODUCTS)
 
 def collapses(problems: int, seed: int) -> list[Numbers]:
     """The share of sampled descents that collapse within 20 lags."""
-    found = []
+    rows = []
     products = torch.tensor(FEW, dtype=Bandit)[:, None, None]
     for arms in ARMS[1:]:
         start = torch.randn(problems, arms, generator=torch.Generator().manual_seed(seed), dtype=Bandit)
@@ -143,8 +143,8 @@ def collapses(problems: int, seed: int) -> list[Numbers]:
                     gone = (entropy(end) < entropy(start) / 2).double()
                     setting = {"arms": arms, "size": size, "lag": lag, "queue": queue}
                     collapsed = {"collapsed": over_repeats(gone), "each": gone.int().tolist()}
-                    found.append({**setting, "products": FEW, **collapsed})
-    return found
+                    rows.append({**setting, "products": FEW, **collapsed})
+    return rows
 
 
 def _sampled(logits: Tensor, rate: Tensor, lag: int, size: int, queue: str, seed: int) -> Tensor:
@@ -170,7 +170,7 @@ SAMPLES, WATCHED = 16, 50
 
 def rewarded(problems: int, seed: int, updates: int = 150) -> list[Numbers]:
     """The expected reward at the end less that without the term, on the same random numbers, by product."""
-    found = []
+    rows = []
     for optimiser, rate in RATES.items():
         for lag in (2, 10):
             generator = torch.Generator().manual_seed(seed)
@@ -190,11 +190,11 @@ def rewarded(problems: int, seed: int, updates: int = 150) -> list[Numbers]:
             value = (end.softmax(-1) * reward).sum(-1)
             setting = {"optimiser": optimiser, "lag": lag, "products": REWARDED}
             gone = (entropy(end) < 0.1 * entropy(logits)).double()
-            found.append(
+            rows.append(
                 {**setting, "difference": over_repeats(value - value[0]), "collapsed": over_repeats(gone)}
                 | {"reward": over_repeats(value)}
             )
-    return found
+    return rows
 
 
 def _with_reward(
@@ -275,7 +275,7 @@ def growth_in_transformer(model: Transformer, shown: int, updates: int, seed: in
     given = texts(shown, torch.Generator().manual_seed(seed))
     largest, vector = top_eigenvector(model, given)
     start = {name: x.detach().clone() for name, x in model.named_parameters()}
-    found = []
+    rows = []
     for lag, products in IN_TRANSFORMER.items():
         for product in products:
             model.load_state_dict(start)
@@ -299,8 +299,8 @@ def growth_in_transformer(model: Transformer, shown: int, updates: int, seed: in
             late, early = (math.hypot(*steps[end - lag : end]) for end in (updates, half + lag))
             measured = math.log(late / early) / (updates - half - lag)
             predicted = math.log(root(product / lag, lag))
-            found.append({"lag": lag, "product": product, "predicted": predicted, "measured": measured})
-    return {"largest eigenvalue": largest, "parameters": sum(x.numel() for x in model.parameters()), "growth": found}
+            rows.append({"lag": lag, "product": product, "predicted": predicted, "measured": measured})
+    return {"largest eigenvalue": largest, "parameters": sum(x.numel() for x in model.parameters()), "growth": rows}
 
 
 def _copy(model: Transformer) -> Transformer:
@@ -410,7 +410,7 @@ def check(numbers: Numbers) -> list[Check]:
     growth = numbers["growth"]
     off = [abs(x["measured"]["mean"] / x["predicted"] - 1) for x in growth]
     shares = {above: [x["share that grows"] for x in growth if (x["product"] > 1) == above] for above in (True, False)}
-    found = [
+    checks = [
         Check(
             "exact: no push grows at a product of 0.95 or less, and every one at 1.05 or more",
             f"{max(shares[False]):.0%} and {min(shares[True]):.0%} of the problems in every setting",
@@ -421,7 +421,7 @@ def check(numbers: Numbers) -> list[Check]:
     ]
     of_queue = {name: [x for x in numbers["collapses"] if x["queue"] == name] for name in QUEUES}
     queue, gone = of_queue["queue"], [_at(x, "collapsed", 0.8)["mean"] for x in of_queue["queue"]]
-    found += [
+    checks += [
         exceeds(
             "sampled: above the threshold (1.2) more runs collapse than with fresh completions at the same rate",
             *_difference(queue, of_queue["fresh"], 1.2),
@@ -437,7 +437,7 @@ def check(numbers: Numbers) -> list[Check]:
     ]
     sgd, adam = ([x for x in numbers["rewarded"] if x["optimiser"] == name] for name in RATES)
     lost = [_at(x, "collapsed", 4.0)["mean"] for x in adam]
-    found += [
+    checks += [
         _costs("with a reward, SGD: above the threshold (2) the term costs reward", sgd, 2.0),
         _free("with a reward, SGD: below it (0.5) it costs less than 5% of the reward", sgd, 0.5),
         Check(
@@ -447,7 +447,7 @@ def check(numbers: Numbers) -> list[Check]:
             min(lost) > 0.5,
         ),
     ]
-    return [*found, *_of_transformer(numbers)] if numbers["sums"] else found
+    return [*checks, *_of_transformer(numbers)] if numbers["sums"] else checks
 
 
 def _of_transformer(numbers: Numbers) -> list[Check]:
@@ -469,9 +469,9 @@ def _same_end(ends: list[Numbers]) -> Check:
     return below("exact: where it ends depends on the product and not on the lag (share of the entropy)", off, 1e-3)
 
 
-def _at(found: Numbers, key: str, product: float) -> dict[str, float]:
-    i = found["products"].index(product)
-    return {name: values[i] for name, values in found[key].items()}
+def _at(measures: Numbers, key: str, product: float) -> dict[str, float]:
+    i = measures["products"].index(product)
+    return {name: values[i] for name, values in measures[key].items()}
 
 
 def _difference(ones: list[Numbers], others: list[Numbers], product: float) -> tuple[float, float]:
@@ -489,8 +489,8 @@ def _costs(claim: str, runs: list[Numbers], product: float) -> Check:
 
 
 def _free(claim: str, runs: list[Numbers], product: float) -> Check:
-    found = [(_at(x, "difference", product), x["reward"]["mean"][0]) for x in runs]
-    gap, base = min(found, key=lambda x: x[0]["mean"] / x[1])
+    pairs = [(_at(x, "difference", product), x["reward"]["mean"][0]) for x in runs]
+    gap, base = min(pairs, key=lambda x: x[0]["mean"] / x[1])
     cost, error = -gap["mean"] / base, gap["error"] / base
     low, high = cost + 2 * error < NEAR, cost - 2 * error > NEAR
     return Check(claim, f"{cost:.1%} ± {error:.1%}", low, decided=low or high)
@@ -511,8 +511,8 @@ def _older_is_worse(sums: Numbers) -> Check:
 
 def _costs_nothing(sums: Numbers) -> Check:
     gap = _runs(sums, 1, 0.0) - _runs(sums, 2, 0.1)
-    found, limit = _over_seeds(gap), NEAR * float(_runs(sums, 1, 0.0).mean())
-    return below_if_run("sums, Adam, β = 0.1: a lag of 2 costs less than 5% of the right answers", found, limit)
+    cost, limit = _over_seeds(gap), NEAR * float(_runs(sums, 1, 0.0).mean())
+    return below_if_run("sums, Adam, β = 0.1: a lag of 2 costs less than 5% of the right answers", cost, limit)
 
 
 def _ordered(sums: Numbers) -> Check:
@@ -530,7 +530,7 @@ def _ordered(sums: Numbers) -> Check:
     return Check(claim, words, wrong == 0 and right > 0, decided=wrong + right > 0)
 
 
-def _over_seeds(gap: Tensor) -> Found:
+def _over_seeds(gap: Tensor) -> SeedMean:
     """A paired difference, with the error of 512 answers each as the least."""
     error = max(float(gap.std() / len(gap) ** 0.5) if len(gap) > 1 else 0.0, EVALUATION / len(gap) ** 0.5)
     return {"difference": float(gap.mean()), "error": error, "seeds": len(gap)}
@@ -548,8 +548,8 @@ def draw(numbers: Numbers, figure: Figure) -> None:
         _draw_answers(numbers["sums"], answers)
     products = list(PRODUCTS)
     for arms, colour in zip(ARMS, (GREY, BLUE, VERMILION), strict=True):
-        found = [x["entropy"] for x in numbers["ends"] if x["arms"] == arms and x["lag"] == 10]
-        mean, error = ([x[key] for x in found] for key in ("mean", "error"))
+        entropies = [x["entropy"] for x in numbers["ends"] if x["arms"] == arms and x["lag"] == 10]
+        mean, error = ([x[key] for x in entropies] for key in ("mean", "error"))
         end.errorbar(products, mean, yerr=error, fmt="o-", color=colour, ms=4, label=f"{arms} arms")
     problems = numbers["problems"]
     _threshold(end, f"without noise: where it ends\n({problems} problems, ± 1 SE)", "entropy at the end / at the start")

@@ -126,21 +126,21 @@ def check(numbers: Numbers) -> list[Check]:
     return [check for rate in RATES for check in _at_rate(numbers["gaps"][rate], rate)]
 
 
-def _gaps(last: dict[str, list[runs.Row]], rate: str) -> dict[str, runs.Found | None]:
+def _gaps(last: dict[str, list[runs.Row]], rate: str) -> dict[str, runs.SeedMean | None]:
     """The differences of `SAME` and `HIGHER` at one rate, seed by seed."""
     at_rate = {name.split()[0]: group for name, group in last.items() if name.endswith(f" {rate}")}
     return runs.differences(SAME | HIGHER, at_rate)
 
 
-def _at_rate(gaps: dict[str, runs.Found | None], rate: str) -> list[Check]:
+def _at_rate(gaps: dict[str, runs.SeedMean | None], rate: str) -> list[Check]:
     # How far from no KL still counts as no KL; None if k2 as a loss has no effect to compare with.
     effect = gaps["k2 as loss ends nearer to ref than no KL"]
     margins = (SAME_REWARD, SAME_KL * effect["difference"] if effect and runs.counts(effect) else None)
-    found = [_same(f"{claim}, rate {rate}", gaps[claim], at) for claim, at in zip(SAME, margins, strict=True)]
-    return [*found, *(runs.exceeds_over_seeds(f"{claim}, rate {rate}", gaps[claim]) for claim in HIGHER)]
+    checks = [_same(f"{claim}, rate {rate}", gaps[claim], at) for claim, at in zip(SAME, margins, strict=True)]
+    return [*checks, *(runs.exceeds_over_seeds(f"{claim}, rate {rate}", gaps[claim]) for claim in HIGHER)]
 
 
-def _same(claim: str, found: runs.Found | None, margin: float | None) -> Check:
-    if found and margin is None:
+def _same(claim: str, gap: runs.SeedMean | None, margin: float | None) -> Check:
+    if gap and margin is None:
         return Check(claim, "no margin: k2 as loss is not nearer to ref either", holds=False, decided=False)
-    return runs.equal_over_seeds(claim, found, margin or 0.0)
+    return runs.equal_over_seeds(claim, gap, margin or 0.0)

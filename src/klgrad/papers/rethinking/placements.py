@@ -44,9 +44,9 @@ def expected_gradient(problem: Problem, loss: Loss) -> Tensor:
     return torch.autograd.grad(mean, logits)[0].flatten()
 
 
-def relative_gap(found: Tensor, target: Tensor) -> float:
+def relative_gap(gradient: Tensor, target: Tensor) -> float:
     """The distance of a gradient from its target, relative to the norm of the target."""
-    return ((found - target).norm() / target.norm()).item()
+    return ((gradient - target).norm() / target.norm()).item()
 
 
 REF = 0.25
@@ -208,12 +208,12 @@ class Theorem:
 def _measure(problem: Problem) -> dict[str, float]:
     targets = target_gradients(problem)
     reverse, forward = targets["reverse-kl-sequence"], targets["forward-kl-sequence"]
-    found = {name: expected_gradient(problem, loss) for name, loss in PLACEMENTS.items()}
+    gradients = {name: expected_gradient(problem, loss) for name, loss in PLACEMENTS.items()}
     return {
         "kl": problem.prefix_kl().item(),
-        **{name: relative_gap(gradient, reverse) for name, gradient in found.items()},
-        "k1-loss-size": (found["k1-loss"].norm() / reverse.norm()).item(),
-        "k3-loss-from-forward": relative_gap(found["k3-loss"], forward),
+        **{name: relative_gap(gradient, reverse) for name, gradient in gradients.items()},
+        "k1-loss-size": (gradients["k1-loss"].norm() / reverse.norm()).item(),
+        "k3-loss-from-forward": relative_gap(gradients["k3-loss"], forward),
     }
 
 

@@ -160,14 +160,14 @@ def _derivative(loss: Subject, log_ratio: Tensor, _: Tensor, probability: Tensor
         behavior_logits=logits,
         tokens=none.long(),
     ).fresh()
-    found, *others = torch.autograd.grad(loss(batch), batch.leaves, allow_unused=True)
-    if found is None or any(x is not None and x.any() for x in others):
+    gradient, *others = torch.autograd.grad(loss(batch), batch.leaves, allow_unused=True)
+    if gradient is None or any(x is not None and x.any() for x in others):
         raise LossCallError(
             f"{loss.name} to have its gradient through logp alone",
             "none, or one through logits or an exact KL",
             "write a loss of sampled log-probs",
         )
-    return (found * len(logp)).view_as(log_ratio)
+    return (gradient * len(logp)).view_as(log_ratio)
 
 
 def _check_weight(name: str, weight: Weight) -> None:
@@ -191,14 +191,14 @@ def _check_weight(name: str, weight: Weight) -> None:
 
 def looks(methods: Iterable[str]) -> dict[str, Numbers]:
     """The look of each method in figures; a user's have colours of their own."""
-    found, colours = {}, iter(OWN_COLOURS * len(list(methods)))
+    styles, colours = {}, iter(OWN_COLOURS * len(list(methods)))
     for name in methods:
-        found[name] = (
+        styles[name] = (
             style(name)
             if name in STYLES
             else {"color": next(colours), "linestyle": (0, (4, 1, 1, 1)), "lw": 2.2, "label": name}
         )
-    return found
+    return styles
 
 
 OWN_COLOURS = ["#B3007D", "#7A4A00", "#3D3DB8", "#5A7D00"]

@@ -118,8 +118,8 @@ class Fig2:
         errors = []
         for n in SAMPLES:
             counts = bandits.count(p[None], n, generator)
-            found = bandits.estimated_gradients(methods, many(log_ratio), many(counts[0]), many(p))
-            errors.append((found - target).square().sum(-1).sqrt())
+            gradients = bandits.estimated_gradients(methods, many(log_ratio), many(counts[0]), many(p))
+            errors.append((gradients - target).square().sum(-1).sqrt())
         error = torch.stack(errors, 1)  # (methods, samples, repeats)
         exact = _root_errors(methods, log_ratio, p, target)
         at = dict(zip(methods, error, strict=True))
@@ -148,7 +148,7 @@ class Fig2:
         smaller = saved[f"k1-reward-leave-one-out, n = {ENOUGH}"]
         return [
             within("vanilla falls as n^(-1/2)", numbers["slope"], -0.5, 0.1),
-            *(within(f"{k} {at_floor}", found["measured"], found["exact"], 0.1) for k, found in floors.items()),
+            *(within(f"{k} {at_floor}", floor["measured"], floor["exact"], 0.1) for k, floor in floors.items()),
             mean_exceeds(f"leave-one-out has the smaller error at n = {ENOUGH}", smaller),
             *ours(
                 _leave_one_out_is_worse(numbers, f"and the larger one at n = {FEWEST}", FEWEST),
@@ -186,20 +186,20 @@ class Fig2:
 def _root_errors(methods: list[str], log_ratio: Tensor, p: Tensor, target: Tensor) -> dict[str, Tensor]:
     """(len(SAMPLES), R) root of bias² + variance / n."""
     score_size = 1 - 2 * p + p.square().sum(-1, keepdim=True)  # ‖e_y - π‖²
-    found = {}
+    errors = {}
     for name in methods:
         alone = "k1-reward-optimal-baseline" if name == "k1-reward-leave-one-out" else name
         weight = bandits.weight_of(alone)(log_ratio, p, p)
         mean = bandits.exact_gradient(weight, p)
         variance = (p * weight.square() * score_size).sum(-1) - mean.square().sum(-1)
         bias = (mean - target).square().sum(-1)
-        found[name] = torch.stack([(bias + variance / n).sqrt() for n in SAMPLES])
+        errors[name] = torch.stack([(bias + variance / n).sqrt() for n in SAMPLES])
     # Leave-one-out is v* plus the noise of estimating it by the others: uncorrelated, and of this size.
     centred = log_ratio - (p * log_ratio).sum(-1, keepdim=True)
     noise = (p * centred.square()).sum(-1) * (p * score_size).sum(-1) + target.square().sum(-1)
     extra = torch.stack([noise / (n * (n - 1)) for n in SAMPLES])
-    found["k1-reward-leave-one-out"] = (found["k1-reward-leave-one-out"].square() + extra).sqrt()
-    return found
+    errors["k1-reward-leave-one-out"] = (errors["k1-reward-leave-one-out"].square() + extra).sqrt()
+    return errors
 
 
 def _floors(log_ratio: Tensor, p: Tensor, target: Tensor) -> dict[str, Tensor]:
@@ -244,18 +244,18 @@ class KLambda:
         logp, ref = problems.logp, problems.ref_logp
         p, log_ratio, kl = logp.exp(), logp - ref, bandits.divergence(logp, ref)
         forward = p - ref.exp()  # ∇KL(ref‖π) over logits
-        found: Numbers = {"steps": list(range(STEPS + 1)), "problems": len(p)}
-        found |= {"kl": {}, "value error": {}, "gradient error": {}}
+        numbers: Numbers = {"steps": list(range(STEPS + 1)), "problems": len(p)}
+        numbers |= {"kl": {}, "value error": {}, "gradient error": {}}
         for lam in LAMBDAS:
             k = k_lambda(lam)
             value = (p * k.value(log_ratio)).sum(-1)
             gradient = bandits.exact_gradient(k.slope(log_ratio), p)
-            found["value error"][str(lam)] = float(((value - kl).abs() / kl).max())
-            found["gradient error"][str(lam)] = float(
+            numbers["value error"][str(lam)] = float(((value - kl).abs() / kl).max())
+            numbers["gradient error"][str(lam)] = float(
                 ((gradient - lam * forward).norm(dim=-1) / forward.norm(dim=-1)).max()
             )
-            found["kl"][str(lam)] = over_repeats(_descend(problems, lam))
-        return found
+            numbers["kl"][str(lam)] = over_repeats(_descend(problems, lam))
+        return numbers
 
     def check(self, numbers: Numbers) -> list[Check]:
         ends = [numbers["kl"][str(lam)]["mean"][-1] for lam in LAMBDAS]

@@ -179,14 +179,14 @@ def _curves(numbers: Numbers, axis: Axes) -> None:
 
 def _mean_and_median(numbers: Numbers, axis: Axes) -> None:
     """At the paper's n and start, where the two disagree."""
-    found = numbers["cells"]["n = 4, start x 1"]
+    cell = numbers["cells"]["n = 4, start x 1"]
     for method, name in enumerate(("k1-reward", "k3-loss")):
         color = style(name)["color"]
         text = ("vanilla", "k3 as loss")[method]
-        axis.plot(numbers["points"], found["mean"][method], color=color, marker="o", ms=3, label=f"{text}, mean")
-        axis.plot(numbers["points"], found["median"][method], color=color, ls=":", marker="s", ms=3, label="median")
+        axis.plot(numbers["points"], cell["mean"][method], color=color, marker="o", ms=3, label=f"{text}, mean")
+        axis.plot(numbers["points"], cell["median"][method], color=color, ls=":", marker="s", ms=3, label="median")
     axis.set(xscale="log", yscale="log", xlabel="steps")
-    axis.set_title(f"the same, {found['problems']:,} problems", fontsize=10)
+    axis.set_title(f"the same, {cell['problems']:,} problems", fontsize=10)
     axis.legend(fontsize=8)
 
 
@@ -327,5 +327,5 @@ def _reasons(numbers: Numbers) -> list[Check]:
     ]
 
 
-def _at(found: dict[str, list[float]], point: int) -> tuple[float, float]:
-    return found["mean"][point], found["error"][point]
+def _at(cell: dict[str, list[float]], point: int) -> tuple[float, float]:
+    return cell["mean"][point], cell["error"][point]

@@ -32,13 +32,13 @@ def draw(numbers: Numbers, figure: Figure) -> None:
     figure.set_size_inches(15, 4.4)
     points, needed, gaps = figure.subplots(1, 3, width_ratios=[1.3, 0.8, 1])
     _points(numbers, points)
-    arms = {arm: found for arm, found in numbers["arms"].items() if found is not None}
+    arms = {arm: kl for arm, kl in numbers["arms"].items() if kl is not None}
     colours = [LABELS[arm][1] for arm in arms]
     _bars(needed, [LABELS[arm][0] for arm in arms], [each["mean"] for each in arms.values()], arms.values(), colours)
     needed.set(xlabel="KL(π‖ref) per completion, nats", title="KL at 25% right answers\n3 seeds, ± 1 SE")
     words = [name.replace(" answers ", "\nanswers ") for name in numbers["gaps"]]
-    found = numbers["gaps"].values()
-    _bars(gaps, words, [each["difference"] for each in found], found, ["#999999"] * len(words))
+    differences = numbers["gaps"].values()
+    _bars(gaps, words, [each["difference"] for each in differences], differences, ["#999999"] * len(words))
     gaps.set(xlabel="difference of right answers", title="at equal KL\n3 seeds, ± 1 SE")
     handles, labels = points.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(LABELS), fontsize=8.5)
@@ -56,9 +56,9 @@ def _points(numbers: Numbers, axis: Axes) -> None:
     )
 
 
-def _bars(axis: Axes, names: list[str], values: list[float], found: Iterable[Numbers], colours: list[str]) -> None:
+def _bars(axis: Axes, names: list[str], values: list[float], estimates: Iterable[Numbers], colours: list[str]) -> None:
     """A bar for each name, with its error and its number."""
-    errors = [each["error"] for each in found]
+    errors = [each["error"] for each in estimates]
     far = max((abs(value) + error for value, error in zip(values, errors, strict=True)), default=1.0)
     for i, (value, error, colour) in enumerate(zip(values, errors, colours, strict=True)):
         axis.barh(i, value, xerr=error, color=colour, alpha=0.75, capsize=3)
@@ -110,7 +110,7 @@ def run(settings: Settings) -> Numbers:
     return {
         "made": runs.provenance(rows),
         "start": start,
-        "arms": {arm: runs.over_seeds(found, "kl") if found else None for arm, found in reached.items()},
+        "arms": {arm: runs.over_seeds(each, "kl") if each else None for arm, each in reached.items()},
         "apart": runs.paired_if_run(reached[K3], reached[SOUND], "kl"),
         "gaps": {name: _gap(by_arm, start, *sides) for name, sides in GAPS.items()},
         "points": runs.runs_of(trained, runs.arm_of),
@@ -124,38 +124,38 @@ def _belongs(row: runs.Row) -> bool:
 
 def _reached(rows: list[runs.Row], start: float) -> list[runs.Row]:
     """The KL of each seed at which right answers reach `SHARE`, with its error; none if a seed has no value."""
-    found = []
+    crossings = []
     for seed, own in runs.grouped(rows, runs.seed_of).items():
         value = runs.kl_at(runs.points_of(own), start, SHARE)
         if value is None:
             return []
-        found.append({"seed": seed, "kl": str(value), "kl_se": str(runs.error_of_kl_at(own, start, value))})
-    return found
+        crossings.append({"seed": seed, "kl": str(value), "kl_se": str(runs.error_of_kl_at(own, start, value))})
+    return crossings
 
 
 def _gap(
     by_arm: dict[str, list[runs.Row]], start: float, arm: str, coef: str, other: str, sign: int
 ) -> dict[str, float]:
     """Right answers of an arm at its last update, less those of another arm's curve at the same KL and seed."""
-    found, curves = [], runs.grouped(by_arm[other], runs.seed_of)
+    gaps, curves = [], runs.grouped(by_arm[other], runs.seed_of)
     for end in runs.at_update((row for row in by_arm[arm] if row["kl_coef"] == coef), LAST):
         curve, kl = curves[end["seed"]], float(end["kl_per_sequence"])
         there = runs.right_at(runs.points_of(curve), start, kl)
         error = math.hypot(float(end["correct_in_se"]), runs.error_at(curve, kl))
-        found.append({"gap": str(sign * (float(end["correct_in"]) - there)), "gap_se": str(error)})
-    return runs.mean_of(found, "gap") or {}
+        gaps.append({"gap": str(sign * (float(end["correct_in"]) - there)), "gap_se": str(error)})
+    return runs.mean_of(gaps, "gap") or {}
 
 
 def check(numbers: Numbers) -> list[Check]:
     """The paper's sentences, and ours on the exact KL with a discounted future."""
-    found = []
+    checks = []
     for claim, gap in numbers["gaps"].items():
         check = runs.exceeds_over_seeds(f"at equal KL, {claim}", gap)
-        found.append(replace(check, ours=GAPS[claim][0] == DISCOUNTED))
+        checks.append(replace(check, ours=GAPS[claim][0] == DISCOUNTED))
     sound, apart = numbers["arms"][SOUND], numbers["apart"]
     claim = "k3 as loss and k1 in the reward need the same KL for 25% right answers, within a quarter"
     if apart is None:
-        found.append(Check(claim, "no value: not every seed reaches it", holds=False, decided=False))
+        checks.append(Check(claim, "no value: not every seed reaches it", holds=False, decided=False))
     else:
-        found.append(runs.equal_over_seeds(claim, apart, CLOSE * sound["mean"]))
-    return found
+        checks.append(runs.equal_over_seeds(claim, apart, CLOSE * sound["mean"]))
+    return checks

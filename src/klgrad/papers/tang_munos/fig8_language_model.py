@@ -107,7 +107,7 @@ def run(settings: Settings) -> Numbers:
         "updates": updates,
         "rates": {setting_of(row): row["learning_rate"] for row in rows},
         "progress": {lengths: _progress(rows, lengths) for lengths in LENGTHS},
-        "arms": {name: {column: [found[name][column] for found in at] for column in COLUMNS} for name in at[0]},
+        "arms": {name: {column: [arms[name][column] for arms in at] for column in COLUMNS} for name in at[0]},
         "runs": {name: _runs(group) for name, group in by_name.items()},
         "differences": {lengths: _differences(runs.at_update(rows, LAST), lengths) for lengths in LENGTHS},
     }
@@ -125,12 +125,12 @@ def _runs(rows: list[runs.Row]) -> list[dict[str, list[float]]]:
     return [{column: [float(row[column]) for row in own] for column in (*PANELS, "length")} for own in by_seed]
 
 
-def _differences(last: list[runs.Row], lengths: str) -> dict[str, runs.Found | None]:
+def _differences(last: list[runs.Row], lengths: str) -> dict[str, runs.SeedMean | None]:
     """The arm that should be higher less the other, by the seeds of `_judged` of both, or by all that both have."""
     by_arm = runs.grouped((row for row in last if row["lengths"] == lengths), runs.arm_of)
     fresh = {arm: [row for row in own if row["seed"] in FRESH_SEEDS] for arm, own in by_arm.items()}
 
-    def less(one: str, other: str, column: str) -> runs.Found | None:
+    def less(one: str, other: str, column: str) -> runs.SeedMean | None:
         chosen = fresh if fresh[one] and fresh[other] else by_arm
         return runs.paired_if_run(chosen[one], chosen[other], column)
 
@@ -148,7 +148,7 @@ def setting_of(row: runs.Row) -> str:
     return f"{row['lengths']} {row['arm']}"
 
 
-def _progress(rows: list[runs.Row], lengths: str) -> runs.Found:
+def _progress(rows: list[runs.Row], lengths: str) -> runs.SeedMean:
     """The progress of k3 as loss as a share of that of k2 as loss, seed by seed; its mean is under "difference"."""
     at = {(row["arm"], row["seed"], int(row["update"])): row for row in rows if row["lengths"] == lengths}
     kl = lambda arm, seed, update: float(at[arm, seed, update][KL])
@@ -164,14 +164,14 @@ def _progress(rows: list[runs.Row], lengths: str) -> runs.Found:
 
 def check(numbers: Numbers) -> list[Check]:
     """The claim at the last update, where completions may end and at fixed length."""
-    found = [each for lengths, words in LENGTHS.items() for each in _at_length(numbers, lengths, words)]
-    return sorted(found, key=lambda each: each.ours)  # the paper's sentences first
+    checks = [each for lengths, words in LENGTHS.items() for each in _at_length(numbers, lengths, words)]
+    return sorted(checks, key=lambda each: each.ours)  # the paper's sentences first
 
 
 def _at_length(numbers: Numbers, lengths: str, words: str) -> list[Check]:
-    found = numbers["differences"][lengths]
+    differences = numbers["differences"][lengths]
     return [
         runs.below_if_run(f"{LITTLE_PROGRESS}, {words}", numbers["progress"][lengths], LITTLE),
-        *(runs.exceeds_over_seeds(f"{claim}, {words}", found[claim]) for claim in SLOWER),
-        *ours(*(runs.exceeds_over_seeds(f"{claim}, {words}", found[claim]) for claim in (*OUR_SLOWER, FARTHER))),
+        *(runs.exceeds_over_seeds(f"{claim}, {words}", differences[claim]) for claim in SLOWER),
+        *ours(*(runs.exceeds_over_seeds(f"{claim}, {words}", differences[claim]) for claim in (*OUR_SLOWER, FARTHER))),
     ]

@@ -164,10 +164,10 @@ def total_loss(method: KLTerm | Cell, problems: Problems, logp: Tensor, uniform:
     The loss of a problem is a mean over its completions. Problems share no parameters, so the losses are added.
     """
     rollout = problems.rollout(logp, uniform)
-    found = method(rollout)
-    if isinstance(found, Tensor):  # a mean over the completions of all problems
-        return len(problems.ref) * found
-    return found.per_token.sum() / uniform.shape[1]
+    result = method(rollout)
+    if isinstance(result, Tensor):  # a mean over the completions of all problems
+        return len(problems.ref) * result
+    return result.per_token.sum() / uniform.shape[1]
 
 
 def random_numbers(problems: Problems, generator: torch.Generator) -> Tensor:
@@ -208,8 +208,8 @@ def descend(
             adam.zero_grad()
             total_loss(method, many, logp, random_numbers(problems, generator).repeat(len(rates), 1, 1)).backward()
             adam.step()
-    found = torch.stack(seen, 1).view(3, len(seen), len(rates), -1)
-    return dict(zip(("kl", "forward", "length"), found, strict=True))
+    paths = torch.stack(seen, 1).view(3, len(seen), len(rates), -1)
+    return dict(zip(("kl", "forward", "length"), paths, strict=True))
 
 
 def at_best_rate(seen: dict[str, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
@@ -324,15 +324,15 @@ def run(settings: Settings) -> Numbers:
 
 def largest_bias(problems: int, seed: int) -> dict[str, float]:
     """The largest relative bias of sequence-level gradients over small problems, from all pairs of completions."""
-    found = dict.fromkeys(UNBIASED, 0.0)
+    biases = dict.fromkeys(UNBIASED, 0.0)
     for i in range(problems):
         problem = autoregressive(3, 3, ends=True, seed=1000 * seed + i, away_from_ref=SPREAD).on_policy()
         target = target_gradients(problem)["reverse-kl-sequence"]
         none = torch.zeros(len(problem.space), dtype=torch.float64)
         for name in UNBIASED:
             mean = expected_gradient(as_subject(METHODS[name]), problem, 2, none).mean[: len(target)]
-            found[name] = max(found[name], float((mean - target).norm() / target.norm()))
-    return found
+            biases[name] = max(biases[name], float((mean - target).norm() / target.norm()))
+    return biases
 
 
 def at_the_start(problems: Problems, draws: int, seed: int) -> Numbers:
@@ -390,28 +390,28 @@ def _over(above: str, under: str) -> str:
     return f"{above} over {under}"
 
 
-def _nearer(claim: str, found: Numbers, above: str, under: str, point: int = -1) -> Check:
+def _nearer(claim: str, numbers: Numbers, above: str, under: str, point: int = -1) -> Check:
     """Whether an arm's KL is above another's, in the mean logarithm, at one of the points."""
-    x = found["log kl"][_over(above, under)]
+    x = numbers["log kl"][_over(above, under)]
     return exceeds(claim, x["mean"][point], x["error"][point])
 
 
-def _at_first(claim: str, found: Numbers, above: str, under: str, end: int) -> Check:
+def _at_first(claim: str, numbers: Numbers, above: str, under: str, end: int) -> Check:
     """Whether it holds after a few steps; also reports the end."""
-    early = _nearer(f"{claim} after {EARLY} steps", found, above, under, EARLY // EVERY)
-    late = _nearer(claim, found, above, under)
+    early = _nearer(f"{claim} after {EARLY} steps", numbers, above, under, EARLY // EVERY)
+    late = _nearer(claim, numbers, above, under)
     return replace(early, measured=f"{early.measured}; after {end} steps {late.measured}")
 
 
-def _little_progress(claim: str, found: Numbers) -> Check:
-    k3, vanilla = (kl[0] - kl[-1] for kl in (found["arms"][name]["kl"]["mean"] for name in TOKEN_LEVEL))
+def _little_progress(claim: str, numbers: Numbers) -> Check:
+    k3, vanilla = (kl[0] - kl[-1] for kl in (numbers["arms"][name]["kl"]["mean"] for name in TOKEN_LEVEL))
     share = k3 / vanilla
     return Check(claim, f"{share:.0%} of token vanilla's, limit {LITTLE:.0%}", share < LITTLE)
 
 
-def _apart(claim: str, found: Numbers, key: str, unit: str) -> Check:
+def _apart(claim: str, numbers: Numbers, key: str, unit: str) -> Check:
     """Whether the levels are apart, problem by problem; also reports the means of the arms."""
-    ends = [[found["arms"][name][key]["mean"][-1] for name in names] for names in (SEQUENCE_LEVEL, TOKEN_LEVEL)]
+    ends = [[numbers["arms"][name][key]["mean"][-1] for name in names] for names in (SEQUENCE_LEVEL, TOKEN_LEVEL)]
     sequence, token = (f"{min(x):.1f} to {max(x):.1f}" for x in ends)
-    tested = mean_exceeds(claim, found["apart"][key])
+    tested = mean_exceeds(claim, numbers["apart"][key])
     return replace(tested, measured=f"{sequence} {unit} against {token}, {tested.measured}")

@@ -102,7 +102,7 @@ MARGIN = 0.05
 SETTLED = 0.05
 """Of the KL. Growth in proportion to the updates would add a ninth from 270 to 300."""
 
-Found = dict[str, float]
+SeedMean = dict[str, float]
 
 
 def run(settings: Settings) -> Numbers:
@@ -138,27 +138,27 @@ def _differences(by_arm: dict[str, list[runs.Row]], one: str, other: str) -> Num
     return {column: {str(update): less(column, update) for update in (EARLY, LAST)} for column in (RIGHT, KL)}
 
 
-def _gained(rows: list[runs.Row]) -> dict[str, Found | None]:
+def _gained(rows: list[runs.Row]) -> dict[str, SeedMean | None]:
     """Right answers at the end less those before training and less those early, seed by seed."""
     end = runs.at_update(rows, LAST)
     return {str(update): runs.paired_if_run(end, runs.at_update(rows, update), RIGHT) for update in (0, EARLY)}
 
 
-def _caught_up(by_arm: dict[str, list[runs.Row]]) -> Found | None:
+def _caught_up(by_arm: dict[str, list[runs.Row]]) -> SeedMean | None:
     """By how much the distance of `DIVIDED` from `K1` is smaller at the end than early, seed by seed."""
     ends = lambda update: (runs.at_update(by_arm.get(arm, []), update) for arm in (K1, DIVIDED))
     behind = lambda update: runs.gaps_by_seed(*ends(update), column=RIGHT)
     return runs.paired_if_run(behind(EARLY), behind(LAST), "gap")
 
 
-def _gap(by_arm: dict[str, list[runs.Row]], pair: tuple[str, str], start: float) -> Found | None:
+def _gap(by_arm: dict[str, list[runs.Row]], pair: tuple[str, str], start: float) -> SeedMean | None:
     """With whether both arms have evaluations as near to ref as the KL at which they are compared."""
     one, other = (by_arm.get(arm, []) for arm in pair)
-    found = runs.gap_at_equal_kl(_risen(one), _risen(other), start)
-    if not found:
+    gap = runs.gap_at_equal_kl(_risen(one), _risen(other), start)
+    if not gap:
         return None
     nearest = max(min(float(row[KL]) for row in rows) for rows in (one, other))
-    return found | {"measured": found["kl"] >= nearest}
+    return gap | {"measured": gap["kl"] >= nearest}
 
 
 def _risen(rows: list[runs.Row]) -> list[runs.Row]:
@@ -167,17 +167,17 @@ def _risen(rows: list[runs.Row]) -> list[runs.Row]:
     In a long run the KL rises at first and then goes up and down, with the right answers. `gap_at_equal_kl` would leave
     out such a run as a whole.
     """
-    found = []
+    records = []
     for own in runs.grouped(rows, runs.seed_of).values():
         highest = 0.0
         for row in sorted(own, key=lambda row: int(row["update"])):
             if float(row[KL]) > highest:
                 highest = float(row[KL])
-                found.append(row)
-    return found
+                records.append(row)
+    return records
 
 
-def _growth(rows: Sequence[runs.Row]) -> Found | None:
+def _growth(rows: Sequence[runs.Row]) -> SeedMean | None:
     """The share by which the KL grows between the last two evaluations, seed by seed; None without a seed."""
     return runs.mean_of(
         runs.excess_by_seed(runs.at_update(rows, LAST), runs.at_update(rows, BEFORE_LAST), KL), "excess"
@@ -186,15 +186,15 @@ def _growth(rows: Sequence[runs.Row]) -> Found | None:
 
 def check(numbers: Numbers) -> list[Check]:
     """Answers to our questions; a sentence whose runs are missing is undecided."""
-    found = [_order(numbers, RIGHT, "right answers"), _order(numbers, KL, "KL")]
-    found += [_no_collapse(numbers, arm) for arm in WORDS]
-    found += [_later(numbers, arm) for arm in WORDS]
-    found += [_at_equal_kl(numbers, *pair) for pair in AT_EQUAL_KL]
-    found += [*_poor(numbers), *_divided(numbers)]
+    checks = [_order(numbers, RIGHT, "right answers"), _order(numbers, KL, "KL")]
+    checks += [_no_collapse(numbers, arm) for arm in WORDS]
+    checks += [_later(numbers, arm) for arm in WORDS]
+    checks += [_at_equal_kl(numbers, *pair) for pair in AT_EQUAL_KL]
+    checks += [*_poor(numbers), *_divided(numbers)]
     growth = numbers["growth"].get(K3)
     grows = "the KL of k3 as loss still grows from 270 to 300 updates"
     settles = "the KL of k3 as loss has settled: it grows by less than a twentieth from 270 to 300 updates"
-    return ours(*found, runs.exceeds_over_seeds(grows, growth), runs.below_if_run(settles, growth, SETTLED))
+    return ours(*checks, runs.exceeds_over_seeds(grows, growth), runs.below_if_run(settles, growth, SETTLED))
 
 
 def _poor(numbers: Numbers) -> Iterator[Check]:
@@ -225,7 +225,7 @@ def _order(numbers: Numbers, column: str, words: str) -> Check:
             kept[pair] = {**last, "difference": sign * last["difference"]}
     if not kept:
         return Check(claim, "no value: no two arms differ at 60 updates", holds=False, decided=False)
-    judged = {pair: runs.exceeds_over_seeds(claim, found) for pair, found in kept.items()}
+    judged = {pair: runs.exceeds_over_seeds(claim, gap) for pair, gap in kept.items()}
     # First a pair that contradicts the order, then one that is undecided, then the smallest difference in errors.
     key = lambda pair: (judged[pair].holds, not judged[pair].decided, _in_errors(kept[pair]))
     pair = min(judged, key=key)
@@ -234,8 +234,8 @@ def _order(numbers: Numbers, column: str, words: str) -> Check:
     return Check(claim, measured, judged[pair].holds, judged[pair].decided)
 
 
-def _in_errors(found: Found) -> float:
-    return found["difference"] / found["error"] if found["error"] else math.inf * found["difference"]
+def _in_errors(gap: SeedMean) -> float:
+    return gap["difference"] / gap["error"] if gap["error"] else math.inf * gap["difference"]
 
 
 def _no_collapse(numbers: Numbers, arm: str) -> Check:

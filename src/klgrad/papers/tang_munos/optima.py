@@ -213,11 +213,11 @@ def _sweep(numbers: Numbers) -> list[Check]:
 
 def _target(numbers: Numbers, place: str, betas: Sequence[float]) -> Check:
     """Where the optimum that k3 as a loss aims at is, against ref."""
-    found = [numbers["optima apart"][numbers["betas"].index(beta)] for beta in betas]
+    ratios = [numbers["optima apart"][numbers["betas"].index(beta)] for beta in betas]
     sign = 1 if place == "further from" else -1
     claim = f"π*_rev is {place} π* than ref is at β = {', '.join(f'{beta:g}' for beta in betas)}"
-    judged = all_exceed(claim, [(sign * (x["mean"] - 1), x["error"]) for x in found])
-    means = ", ".join(f"{x['mean']:.2f}" for x in found)
+    judged = all_exceed(claim, [(sign * (x["mean"] - 1), x["error"]) for x in ratios])
+    means = ", ".join(f"{x['mean']:.2f}" for x in ratios)
     return replace(judged, measured=f"{means} of its KL, {judged.measured}")
 
 
