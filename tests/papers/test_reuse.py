@@ -10,9 +10,7 @@ from matplotlib.figure import Figure
 from papers.made_up_runs import ERROR, MADE, START, judged, write
 
 from klgrad.drawing import look
-from klgrad.papers import Settings, reproduce
 from klgrad.papers.own import reuse as study
-from klgrad.papers.study import Study
 
 BEST = ("0.0006", "cosine")
 ENDS = {("klgrad", 1, 256): 0.8, ("klgrad", 2, 256): 0.7, ("klgrad", 4, 256): 0.6, ("klgrad", 8, 256): 0.5}
@@ -152,24 +150,12 @@ def test_runs_without_seconds_leave_only_their_sentences_open(tmp_path):
     assert {claim for claim, verdict in found.items() if verdict != "holds"} == {c for c in found if "seconds" in c}
 
 
-def test_without_runs_of_trl_only_sentences_about_it_are_open(tmp_path):
-    made = files()
-    del made["reuse_trl"]
-    found = verdicts(tmp_path, made)
-    assert {claim for claim, verdict in found.items() if verdict != "holds"} == {c for c in found if "TRL" in c}
-
-
 def test_without_small_batches_only_sentences_about_them_are_open(tmp_path):
     made = {name: [row for row in rows if "completions" not in row] for name, rows in files().items()}
     found = verdicts(tmp_path, made)
     still_open = {claim for claim, verdict in found.items() if verdict != "holds"}
     assert still_open == {claim for claim in found if re.search("batches of (64|32)", claim)}
     assert len(still_open) == 10
-
-
-@pytest.mark.parametrize("seeds", [(0,), (0, 1), (0, 1, 2)])
-def test_nothing_is_decided_with_fewer_than_three_seeds_beside_the_first(seeds, tmp_path):
-    assert set(verdicts(tmp_path, files(seeds=seeds)).values()) == {"undecided"}
 
 
 def test_an_arm_without_a_first_seed_has_no_setting(tmp_path):
@@ -214,15 +200,3 @@ def test_the_legend_of_all_arms_is_inside_the_figure_and_below_the_axes(tmp_path
     assert len(figure.legends[0].get_texts()) == len(study.ARMS)
     assert 0 <= legend.x0 < legend.x1 <= figure.bbox.width
     assert 0 <= legend.y0 < legend.y1 <= min(axis.y0 for axis in axes if axis)
-
-
-@pytest.mark.slow
-@pytest.mark.many
-@pytest.mark.parametrize("left_out", [(), ("reuse_trl", "reuse_seeds")])
-def test_the_figure_is_drawn_with_all_runs_and_with_few(left_out, tmp_path):
-    made = {name: rows for name, rows in files().items() if name not in left_out}
-    if left_out:
-        made["reuse_sweep"] = [{**row, "seconds": ""} for row in made["reuse_sweep"]]
-    settings: Settings = write(tmp_path, **made)
-    reproduce(Study("reuse", study), settings, tmp_path)
-    assert (tmp_path / "reuse.png").read_bytes().startswith(b"\x89PNG")

@@ -82,6 +82,7 @@ def _effective(numbers: Numbers, axis: Axes) -> None:
 
 
 EXPERIMENT = Experiment("std.csv", "exp_std.py")
+ARM, SETTING = "{arm} {division}", "{arm} {division} {kl_coef}"
 LAST = 60
 GROUP = 8
 """Completions of a prompt."""
@@ -113,43 +114,30 @@ def run(settings: Settings) -> Numbers:
     last = runs.at_update(rows, LAST)
     return {
         "made": runs.provenance(rows),
-        "start": {c: runs.at_start(rows, c) for c in COLUMNS[:2]},
-        "end": runs.summaries(last, (*COLUMNS, "effective"), setting_of),
-        "paths": runs.paths([row for row in rows if row["kl_coef"] in (COMPARED_AT, "0.0")], "correct_in", name_of),
+        "end": runs.summaries(last, (*COLUMNS, "effective"), SETTING),
+        "paths": runs.paths([row for row in rows if row["kl_coef"] in (COMPARED_AT, "0.0")], "correct_in", ARM),
         "comparisons": {claim: _at_every_coefficient(last, *sides) for claim, sides in COMPARISONS.items()},
-        "runs": runs.runs_of(last, name_of),
-        "curve": runs.curve_of(last, name_of),
+        "runs": runs.points_of(last, ARM),
+        "curve": runs.curve_of(last, ARM),
     }
 
 
-def _measured_effective(row: runs.Row) -> str:
+def _measured_effective(row: runs.Row) -> float:
     """The effective coefficient of the updates before this row.
 
     The script measured what the division makes of the coefficient. In addition, a reward minus the mean of its group,
     its own among them, has 1 - 1/n of the reward's gradient; so has a KL inside the reward, but no other.
     """
-    measured = float(row["train_effective_kl_coef"] or 0)
-    return str(measured if row["arm"] == "k1-reward" else measured * GROUP / (GROUP - 1))
+    measured = row["train_effective_kl_coef"] or 0.0
+    return measured if row["arm"] == "k1-reward" else measured * GROUP / (GROUP - 1)
 
 
-def name_of(row: runs.Row) -> str:
-    """Arm and division."""
-    return f"{row['arm']} {row['division']}"
-
-
-def setting_of(row: runs.Row) -> str:
-    """Arm, division and coefficient."""
-    return f"{name_of(row)} {row['kl_coef']}"
-
-
-def _at_every_coefficient(
-    last: list[runs.Row], column: str, higher: str, lower: str
-) -> dict[str, runs.SeedMean | None]:
+def _at_every_coefficient(last: list[runs.Row], column: str, higher: str, lower: str) -> dict[str, runs.SeedMean]:
     """The difference of two arms at each coefficient, seed by seed."""
-    by_name = runs.by_setting(last, setting_of)
-    coefficients = sorted({name.rpartition(" ")[2] for name in by_name} - {"0.0"}, key=float)
+    by_name = runs.by_setting(last, SETTING)
+    coefficients = sorted({row["kl_coef"] for row in last} - {"0.0"}, key=float)
     side = lambda name, c: by_name.get(f"{name} {c}", [])
-    return {c: runs.paired_if_run(side(higher, c), side(lower, c), column) for c in coefficients}
+    return {c: runs.difference(side(higher, c), side(lower, c), column) for c in coefficients}
 
 
 def check(numbers: Numbers) -> list[Check]:

@@ -6,7 +6,6 @@ so that neither depends on anything that was not saved. Small studies of one top
 with the same docstring and methods.
 """
 
-import hashlib
 import json
 import multiprocessing
 import os
@@ -17,7 +16,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
-from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -25,8 +23,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import torch
 
 from .. import __version__
-from ..drawing import KINDS, look, write_figure
-from ..support import finite, partials_of, write_whole
+from ..drawing import look, write_figure
+from ..support import finite, write_whole
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes as Axes
@@ -310,7 +308,7 @@ def studies() -> dict[str, Study]:
     return {name: load_study(name) for name in MODULES}
 
 
-# Compute, judge and draw results. Files are complete or absent; numbers of an earlier run are reused.
+# Compute, judge and draw results. Files are complete or absent.
 
 
 @dataclass(frozen=True)
@@ -320,14 +318,14 @@ class Outcome:
     Attributes:
         name: of the result.
         checks: one for each sentence of the claim.
-        seconds: the time of the computation; None if the numbers of an earlier run were reused.
+        seconds: the time of the computation.
         measured: when and by which commit the training runs behind the numbers were made; empty without such runs.
         comparison: the numbers of all arms, if there are arms of a user.
     """
 
     name: str
     checks: list[Check]
-    seconds: float | None
+    seconds: float = 0.0
     measured: str = ""
     comparison: Comparison | None = None
 
@@ -363,31 +361,21 @@ class Outcome:
         return ". ".join(parts) or "holds"
 
 
-def reproduce(study: Study, settings: Settings, out: Path, *, fresh: bool = False) -> Outcome:
+def reproduce(study: Study, settings: Settings, out: Path) -> Outcome:
     """Compute, judge and draw one result.
 
     Args:
         study: the result.
         settings: how much to compute.
         out: the folder for numbers and figure, which is written as PNG and as SVG.
-        fresh: compute again, even if `out` has numbers of the same settings and the same code.
 
     Returns:
         The outcome.
     """
-    data, *pictures = files_of(study, out)
-    requested = {"klgrad": __version__, "torch": torch.__version__, "code": _code(), **asdict(settings)}
-    requested["arms"] = list(settings.arms)  # as JSON has it
-    # A file of training runs is read at once, and may have changed; so may the file of a user's arm.
-    again = fresh or study.experiment is not None or bool(settings.arms)
-    numbers, seconds = None if again else _kept(study, data, requested), None
-    if numbers is None:
-        start = time.perf_counter()
-        # Judge and draw what JSON stores, so that saved numbers give the same result.
-        numbers = json.loads(json.dumps(finite(study.computation.run(settings))))
-        seconds = time.perf_counter() - start
-        for picture in pictures:
-            picture.unlink(missing_ok=True)
+    start = time.perf_counter()
+    # Judge and draw what JSON stores: the file is all that a verdict rests on.
+    numbers = json.loads(json.dumps(finite(study.computation.run(settings))))
+    seconds = time.perf_counter() - start
     made = numbers["made"] if study.experiment else {}
     measured = f"{', '.join(made['date'])}, commit {', '.join(made['commit'])}" if made else ""
     comparison = study.compare(numbers) if study.compare and settings.arms else None
@@ -396,42 +384,14 @@ def reproduce(study: Study, settings: Settings, out: Path, *, fresh: bool = Fals
         "result": study.name,
         "source": study.source,
         "claim": study.claim,
-        "settings": requested,
+        "settings": {"klgrad": __version__, "torch": torch.__version__, **asdict(settings)},
         "verdict": outcome.verdict,
+        "checks": [asdict(check) for check in outcome.checks],
+        "numbers": numbers,
     }
-    saved |= {"checks": [asdict(check) for check in outcome.checks], "numbers": numbers}
-    # Numbers before the figure: a missing figure is drawn again, an outdated one would be kept.
-    write_whole(data, json.dumps(saved, indent=1) + "\n")
-    if not all(picture.exists() for picture in pictures):
-        _draw(study, numbers, pictures[0])
+    write_whole(out / f"{study.name}.json", json.dumps(saved, indent=1) + "\n")
+    _draw(study, numbers, out / f"{study.name}.png")
     return outcome
-
-
-def files_of(study: Study, out: Path) -> list[Path]:
-    """The file for the numbers, and one for each format of the figure."""
-    return [out / f"{study.name}.{kind}" for kind in ("json", *KINDS)]
-
-
-def _kept(study: Study, data: Path, requested: Numbers) -> Numbers | None:
-    """Numbers of an earlier run with the same settings; None if there are none, or if they cannot be judged."""
-    try:
-        saved = json.loads(data.read_text(encoding="utf-8"))
-        if saved["settings"] != requested:
-            return None
-        study.computation.check(saved["numbers"])
-        return saved["numbers"]
-    except Exception:  # a file may hold anything
-        return None
-
-
-@cache
-def _code() -> str:
-    """A digest of the package's sources: numbers of other code are computed again."""
-    root = Path(__file__).parents[1]
-    digest = hashlib.sha256()
-    for path in sorted(root.rglob("*.py")):
-        digest.update(f"{path.relative_to(root).as_posix()}\0".encode() + path.read_bytes() + b"\0")
-    return digest.hexdigest()[:16]
 
 
 def _draw(study: Study, numbers: Numbers, path: Path) -> None:
@@ -447,12 +407,8 @@ def _draw(study: Study, numbers: Numbers, path: Path) -> None:
 # Compute several results at a time, each in its own process.
 
 
-def every_outcome(
-    studies: Sequence[Study], settings: Settings, out: Path, *, fresh: bool = False, jobs: int = 1
-) -> Iterator[Outcome]:
-    """Compute results with `jobs` processes.
-
-    On an interrupt the workers end at once, and no partial file remains.
+def every_outcome(studies: Sequence[Study], settings: Settings, out: Path, *, jobs: int = 1) -> Iterator[Outcome]:
+    """Compute results with `jobs` processes, which end at once on an interrupt.
 
     Returns:
         An iterator over outcomes, in the order in which they finish.
@@ -460,28 +416,23 @@ def every_outcome(
     jobs = min(jobs, len(studies))
     if jobs == 1:
         for study in studies:
-            yield reproduce(study, settings, out, fresh=fresh)
+            yield reproduce(study, settings, out)
         return
     # Spawn, because a fork copies locks that other threads hold, such as that of a progress bar.
     context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(jobs, context, initializer=_begin_worker, initargs=(torch.get_num_threads(),))
-    # The workers, which start at `submit`, inherit that Ctrl-C is ignored: this process decides whether to stop.
-    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    tasks = [pool.submit(_reproduce_named, study.name, settings, out, fresh) for study in studies]
-    signal.signal(signal.SIGINT, handler)
-    try:
-        for task in as_completed(tasks):
-            yield task.result()
-    except BaseException:
-        for worker in (pool._processes or {}).values():
-            worker.terminate()
-        raise
-    finally:
-        workers = list(pool._processes or {})
-        pool.shutdown(cancel_futures=True)
-        for path in (path for study in studies for path in files_of(study, out)):
-            for partial in partials_of(path, workers):
-                partial.unlink(missing_ok=True)
+    with ProcessPoolExecutor(jobs, context, initializer=_begin_worker, initargs=(torch.get_num_threads(),)) as pool:
+        # The workers, which start at `submit`, inherit that Ctrl-C is ignored: this process decides whether to stop.
+        handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        tasks = [pool.submit(_reproduce_named, study.name, settings, out) for study in studies]
+        signal.signal(signal.SIGINT, handler)
+        try:
+            for task in as_completed(tasks):
+                yield task.result()
+        except BaseException:
+            for worker in pool._processes.values():
+                worker.terminate()
+            pool.shutdown(cancel_futures=True)
+            raise
 
 
 def _begin_worker(threads: int) -> None:
@@ -492,5 +443,5 @@ def _begin_worker(threads: int) -> None:
     threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
 
 
-def _reproduce_named(name: str, settings: Settings, out: Path, fresh: bool) -> Outcome:
-    return reproduce(load_study(name), settings, out, fresh=fresh)
+def _reproduce_named(name: str, settings: Settings, out: Path) -> Outcome:
+    return reproduce(load_study(name), settings, out)

@@ -271,7 +271,7 @@ def _of_sums(runs: list[Numbers]) -> list[Check]:
         token, sequence = tokens(student, "token"), tokens(student, "sequence")
         gap, error = _paired(token, sequence)
         claim = f"transformer, student {student}: the sequence level ends with shorter completions than the token level"
-        judged = exceeds_over_seeds(claim, {"difference": gap, "error": error, "seeds": len(token)})
+        judged = exceeds_over_seeds(claim, {"mean": gap, "error": error, "seeds": len(token)})
         checks.append(replace(judged, measured=f"{show(sequence)} tokens against {show(token)}"))
     last, end = runs[0]["path"][-1]["update"], tokens("the same", "sequence")
     back = [x > KEPT * y for x, y in zip(end, tokens("the same", "token"), strict=True)]

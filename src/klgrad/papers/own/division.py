@@ -304,7 +304,7 @@ def _of_sums(arms: dict[str, list[Numbers]]) -> list[Check]:
         ("kl", 0.0, "divided, the policy stays nearer to ref than with these undivided"),
     ):
         gap, seeds = over_repeats(end(REMEDY, key) - end("divided", key)), len(arms[REMEDY])
-        difference = {"difference": gap["mean"], "error": max(gap["error"], least / seeds**0.5), "seeds": seeds}
+        difference = {"mean": gap["mean"], "error": max(gap["error"], least / seeds**0.5), "seeds": seeds}
         checks.append(exceeds_over_seeds(f"transformer: {claim}", difference))
     return checks
 

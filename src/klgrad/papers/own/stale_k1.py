@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.func import functional_call, jvp, vjp
 
 from ...drawing import BLACK, BLUE, GREEN, GREY, ORANGE, VERMILION
-from ..runs import SeedMean, below_if_run, counts, exceeds_over_seeds
+from ..runs import SeedMean, below_over_seeds, counts, exceeds_over_seeds
 from ..study import Axes, Check, Figure, Numbers, Settings, below, exceeds, over_repeats
 from .small_model import PROMPT, Completions, Transformer, pretrain, prompts, sample, texts
 
@@ -512,7 +512,7 @@ def _older_is_worse(sums: Numbers) -> Check:
 def _costs_nothing(sums: Numbers) -> Check:
     gap = _runs(sums, 1, 0.0) - _runs(sums, 2, 0.1)
     cost, limit = _over_seeds(gap), NEAR * float(_runs(sums, 1, 0.0).mean())
-    return below_if_run("sums, Adam, β = 0.1: a lag of 2 costs less than 5% of the right answers", cost, limit)
+    return below_over_seeds("sums, Adam, β = 0.1: a lag of 2 costs less than 5% of the right answers", cost, limit)
 
 
 def _ordered(sums: Numbers) -> Check:
@@ -525,7 +525,7 @@ def _ordered(sums: Numbers) -> Check:
     parts = "; ".join(f"{product:.2g}: {float(loss.mean()):+.2f}" for product, loss in losses)
     claim = "sums, Adam: of two settings that differ the one with the larger product loses more right answers"
     wrong = sum(counts(gap) for gap in pairs)
-    right = sum(counts({**gap, "difference": -gap["difference"]}) for gap in pairs)
+    right = sum(counts(gap, -1) for gap in pairs)
     words = f"{wrong} of {wrong + right} pairs are the other way round; losses by product: {parts}"
     return Check(claim, words, wrong == 0 and right > 0, decided=wrong + right > 0)
 
@@ -533,7 +533,7 @@ def _ordered(sums: Numbers) -> Check:
 def _over_seeds(gap: Tensor) -> SeedMean:
     """A paired difference, with the error of 512 answers each as the least."""
     error = max(float(gap.std() / len(gap) ** 0.5) if len(gap) > 1 else 0.0, EVALUATION / len(gap) ** 0.5)
-    return {"difference": float(gap.mean()), "error": error, "seeds": len(gap)}
+    return {"mean": float(gap.mean()), "error": error, "seeds": len(gap)}
 
 
 def draw(numbers: Numbers, figure: Figure) -> None:
