@@ -32,7 +32,7 @@ from klgrad.papers.runs import (
     rows_in,
     summaries,
 )
-from klgrad.papers.study import all_exceed, exceeds, no_gain, studies
+from klgrad.papers.study import exceeds, no_gain, studies
 from klgrad.papers.tang_munos import fig8_language_model
 
 STUDIES = studies()
@@ -96,7 +96,11 @@ def test_a_sentence_without_runs_waits():
     ("z", "verdict"), [(4.1, "holds"), (3.9, "undecided"), (-3.9, "undecided"), (-4.1, "contradicted")]
 )
 def test_a_sentence_about_repeats_is_contradicted_only_if_its_opposite_is_significant(z, verdict):
-    assert exceeds("", z, 1.0).verdict == all_exceed("", [(9.0, 1.0), (z, 1.0)]).verdict == verdict
+    one, many = {"mean": z, "error": 1.0}, {"mean": 9.0, "error": 1.0}
+    assert (
+        exceeds("", one).verdict == exceeds("", many, one).verdict == exceeds("", {**one, "mean": -z}, sign=-1).verdict
+    )
+    assert exceeds("", one).verdict == verdict
 
 
 @pytest.mark.parametrize(
@@ -104,7 +108,7 @@ def test_a_sentence_about_repeats_is_contradicted_only_if_its_opposite_is_signif
 )
 def test_that_nothing_is_gained_is_contradicted_only_by_a_gain_beyond_the_margin(gain, verdict):
     """A margin of 0.25, by two standard errors."""
-    assert no_gain("", gain, 0.1).verdict == verdict
+    assert no_gain("", {"mean": gain, "error": 0.1}).verdict == verdict
 
 
 @pytest.mark.parametrize(

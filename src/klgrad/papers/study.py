@@ -7,6 +7,7 @@ with the same docstring and methods.
 """
 
 import json
+import math
 import multiprocessing
 import os
 import signal
@@ -152,34 +153,23 @@ def ours(*checks: Check) -> list[Check]:
     return [replace(check, ours=True) for check in checks]
 
 
-def exceeds(claim: str, difference: float, error: float) -> Check:
-    """Check that a difference over repeats is positive, by its z-score; undecided if it is not significant.
+def exceeds(claim: str, *repeats: Numbers, sign: int = 1) -> Check:
+    """Check that means over repeats are positive, or negative with `sign=-1`, by the smallest z-score.
 
     Example:
-        >>> exceeds("it grows", difference=1.0, error=0.1)
-        Check(claim='it grows', measured='z = 10.0', holds=True, decided=True, ours=False, waits=False, chance=None)
-    """
-    z = _z_score(difference, error)
-    return Check(claim, f"z = {z:.1f}", z > SIGNIFICANT, decided=abs(z) > SIGNIFICANT)
-
-
-def all_exceed(claim: str, differences: Iterable[tuple[float, float]]) -> Check:
-    """Check that every one of several differences, each with its error, is positive, by the smallest z-score.
-
-    Example:
-        >>> all_exceed("both grow", [(1.0, 0.1), (1.0, 0.2)]).measured
+        >>> exceeds("it grows", {"mean": 1.0, "error": 0.1}).measured
+        'z = 10.0'
+        >>> exceeds("both grow", {"mean": 1.0, "error": 0.1}, {"mean": 1.0, "error": 0.2}).measured
         'z = 5.0 or more'
     """
-    z = min(_z_score(*pair) for pair in differences)
-    return Check(claim, f"z = {z:.1f} or more", z > SIGNIFICANT, decided=abs(z) > SIGNIFICANT)
+    z = min(sign * (x["mean"] / x["error"] if x["error"] else math.inf * x["mean"]) for x in repeats)
+    measured = f"z = {z:.1f}{' or more' * (len(repeats) > 1)}"
+    return Check(claim, measured, z > SIGNIFICANT, decided=abs(z) > SIGNIFICANT)
 
 
-def _z_score(difference: float, error: float) -> float:
-    return difference / error if error > 0 else float("inf") * difference
-
-
-def no_gain(claim: str, gain: float, error: float) -> Check:
+def no_gain(claim: str, repeats: Numbers, *, sign: int = 1) -> Check:
     """Check that something does not improve: the gain is within `MARGIN`, by two standard errors."""
+    gain, error = sign * repeats["mean"], repeats["error"]
     measured = f"gain {gain:.2g} ± {error:.2g} (log), margin {MARGIN:g}"
     return Check(claim, measured, gain + 2 * error < MARGIN, decided=abs(gain - MARGIN) > 2 * error)
 
@@ -239,24 +229,19 @@ class Study:
         return getattr(self.computation, "compare", None)
 
 
-def over_repeats(x: "Tensor") -> Numbers:
-    """Mean and standard error over the last axis, in the dtype of `x`.
+def over_repeats(x: "Tensor | Sequence[float]") -> Numbers:
+    """Mean and standard error over the last axis, in the dtype of a tensor.
 
     Returns:
         Plain lists, or numbers for a vector, under "mean" and "error".
     """
-    error = x.std(-1) / x.shape[-1] ** 0.5
-    return {"mean": x.mean(-1).tolist(), "error": error.tolist()}
+    x = torch.tensor(x, dtype=torch.float64) if isinstance(x, Sequence) else x
+    return {"mean": x.mean(-1).tolist(), "error": (x.std(-1) / x.shape[-1] ** 0.5).tolist()}
 
 
-def mean_exceeds(claim: str, repeats: Numbers, *, sign: int = 1) -> Check:
-    """Check that what `over_repeats` returns for a vector is positive, or negative with `sign=-1`, by its z-score."""
-    return exceeds(claim, sign * repeats["mean"], repeats["error"])
-
-
-def exceeds_zero(claim: str, x: "Tensor") -> Check:
-    """Check that the mean of a vector of repeats is positive, by its z-score."""
-    return mean_exceeds(claim, over_repeats(x))
+def at_point(repeats: Numbers, point: int) -> Numbers:
+    """The mean and error at one of the points that `over_repeats` has."""
+    return {name: values[point] for name, values in repeats.items()}
 
 
 MODULES = {

@@ -18,7 +18,7 @@ from itertools import combinations, pairwise
 
 from ...drawing import BLACK, BLUE, GREEN, GREY, ORANGE, VERMILION
 from .. import runs
-from ..study import Axes, Check, Experiment, Figure, Numbers, Settings, all_exceed
+from ..study import Axes, Check, Experiment, Figure, Numbers, Settings, exceeds
 
 # The sweep of learning rates of `discount`, with one seed: it chooses the rate at which each arm is judged.
 
@@ -100,8 +100,9 @@ def _all_larger(claim: str, at: Numbers, moment: str, pairs: Iterable[tuple[str,
         if len(sides) < 2 or any(None in side.values() for side in sides):
             return runs.undecided(claim, "measurements")
         # As if independent; the arms share their batches, so the error of a difference is usually smaller.
-        gaps.append((sides[0]["mean"] - sides[1]["mean"], math.hypot(sides[0]["error"], sides[1]["error"])))
-    return all_exceed(claim, gaps)
+        error = math.hypot(sides[0]["error"], sides[1]["error"])
+        gaps.append({"mean": sides[0]["mean"] - sides[1]["mean"], "error": error})
+    return exceeds(claim, *gaps)
 
 
 def prediction_checks(gradients: Numbers, apart: dict[str, runs.SeedMean]) -> Iterator[Check]:

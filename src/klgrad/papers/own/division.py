@@ -14,6 +14,7 @@ million parameters, with sums, has too few updates to learn much; there the pull
 """
 
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
 
 import torch
@@ -22,7 +23,7 @@ from torch import Tensor
 from ...drawing import BLACK, BLUE, GREEN, GREY, ORANGE, VERMILION
 from ..runs import curve, exceeds_over_seeds
 from ..study import Check, Figure, Numbers, Settings, exceeds, over_repeats
-from .small_model import Transformer, pretrain, prompts, sample
+from .small_model import Transformer, held_out, pretrained, prompts, sample
 
 EPSILON = 1e-4
 """What TRL adds to a deviation before it divides by it."""
@@ -167,8 +168,7 @@ TRAINED = 80
 
 def sums(arm: str, beta: float, start: Transformer, updates: int, asked: int, seed: int) -> Numbers:
     """Right answers, KL per completion and the share of groups without spread, every `EVERY` updates."""
-    policy, generator = Transformer(), torch.Generator().manual_seed(seed)
-    policy.load_state_dict(start.state_dict())
+    policy, generator = deepcopy(start), torch.Generator().manual_seed(seed)
     adam, seen, spread = torch.optim.Adam(policy.parameters(), 2e-4), [], []
     advantage_of = ADVANTAGES[arm]
     for update in range(updates + 1):
@@ -193,7 +193,7 @@ def sums(arm: str, beta: float, start: Transformer, updates: int, asked: int, se
 
 @torch.no_grad()
 def _judged(policy: Transformer, start: Transformer) -> Numbers:
-    judged = sample(policy, prompts(512, torch.Generator().manual_seed(1)), torch.Generator().manual_seed(2))
+    judged = held_out(policy)
     logp = judged.logp(policy)
     kl = (logp.exp() * (logp - judged.logp(start))).sum(-1) * judged.mask
     return {"right": float(judged.right.mean()), "kl": float(kl.sum(-1).mean())}
@@ -239,10 +239,7 @@ def _gap(of: Callable[..., dict[str, Tensor]], task: Task, updates: int) -> Numb
 
 
 def _sums(settings: Settings) -> Numbers:
-    torch.manual_seed(settings.seed)
-    start = Transformer()
-    pretrain(start, TRAINED, torch.Generator().manual_seed(settings.seed))
-    seeds, updates, asked = 3, 40, 8
+    start, seeds, updates, asked = pretrained(TRAINED, settings.seed), 3, 40, 8
     arms = {
         arm: [sums(arm, beta, start, updates, asked, seed) for seed in range(seeds)] for arm, beta in LM_ARMS.items()
     }
@@ -277,7 +274,7 @@ def check(numbers: Numbers) -> list[Check]:
     """After 60 updates and at the end; then what it depends on, and the transformer."""
     checks = []
     for claim, (early, late) in numbers["differences"].items():
-        judged = exceeds(f"after {early['updates']} updates: {claim}", early["mean"], early["error"])
+        judged = exceeds(f"after {early['updates']} updates: {claim}", early)
         more = f"by {early['mean']:.3f} ± {early['error']:.3f}, {judged.measured}"
         then = f"after {late['updates']}: {late['mean']:+.3f} ± {late['error']:.3f}"
         checks.append(replace(judged, measured=f"{more}; {then}"))
@@ -286,7 +283,7 @@ def check(numbers: Numbers) -> list[Check]:
         gap = x["difference"][-1]
         shares = {arm: right[-1]["mean"] for arm, right in x["right"].items()}
         claim = f"after {gap['updates']} updates the remedy is ahead by more than {AHEAD:g} with {name} {value:g}"
-        judged = exceeds(claim, gap["mean"] - AHEAD, gap["error"])
+        judged = exceeds(claim, {**gap, "mean": gap["mean"] - AHEAD})
         checks.append(
             replace(judged, measured=f"{shares[REMEDY]:.3f} against {shares['divided']:.3f}, {judged.measured}")
         )

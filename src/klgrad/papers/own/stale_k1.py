@@ -18,6 +18,7 @@ moments; and the transformer with Adam, whole completions and the reward of a ri
 import math
 from collections import deque
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 
 import torch
@@ -26,8 +27,9 @@ from torch.func import functional_call, jvp, vjp
 
 from ...drawing import BLACK, BLUE, GREEN, GREY, ORANGE, VERMILION
 from ..runs import SeedMean, below_over_seeds, counts, exceeds_over_seeds
-from ..study import Axes, Check, Figure, Numbers, Settings, below, exceeds, over_repeats
-from .small_model import PROMPT, Completions, Transformer, pretrain, prompts, sample, texts
+from ..study import Axes, Check, Figure, Numbers, Settings, at_point, below, exceeds, over_repeats
+from ..tang_munos.bandits import count
+from .small_model import PROMPT, Completions, Transformer, held_out, pretrained, prompts, sample, texts
 
 PRODUCTS = (0.5, 0.8, 0.95, 1.05, 1.2, 2.0)
 """Of η β λ_max(F) L, with λ_max at the start."""
@@ -37,12 +39,9 @@ Bandit = torch.float64
 
 def root(c: float, lag: int) -> float:
     """The largest z with c (1/z + ... + 1/z^lag) = 1."""
-    low, high = 0.0, 1 + c * lag
-    for _ in range(200):
-        middle = (low + high) / 2
-        above = c * sum(middle**-i for i in range(1, lag + 1)) > 1
-        low, high = (middle, high) if above else (low, middle)
-    return high
+    companion = torch.diag(torch.ones(lag - 1, dtype=Bandit), -1)  # of z^lag = c (z^(lag - 1) + ... + 1)
+    companion[0] = c
+    return float(torch.linalg.eigvals(companion).real.max())
 
 
 # Bandits, many at a time: (..., arms) logits. A batch is the share of its samples that each arm has.
@@ -59,12 +58,9 @@ def largest_eigenvalue(logits: Tensor) -> Tensor:
     return torch.linalg.eigvalsh(fisher(logits))[..., -1:]
 
 
-def shares(p: Tensor, uniform: Tensor) -> Tensor:
-    """The shares of the arms in samples that are drawn by (problems, n) random numbers, the same for all settings."""
-    drawn = torch.searchsorted(p.cumsum(-1).contiguous(), uniform.expand(*p.shape[:-1], -1).contiguous())
-    n = uniform.shape[-1]
-    ones = torch.full(drawn.shape, 1 / n, dtype=p.dtype)
-    return torch.zeros_like(p).scatter_add_(-1, drawn.clamp(max=p.shape[-1] - 1), ones)
+def shares(p: Tensor, size: int, generator: torch.Generator) -> Tensor:
+    """The shares of the arms in so many samples, on the same random numbers for all settings."""
+    return count(p, size, generator) / size
 
 
 def entropy(logits: Tensor) -> Tensor:
@@ -149,11 +145,10 @@ def collapses(problems: int, seed: int) -> list[Numbers]:
 
 def _sampled(logits: Tensor, rate: Tensor, lag: int, size: int, queue: str, seed: int) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
-    batch = lambda p: shares(p, torch.rand(p.shape[-2], size, generator=generator, dtype=p.dtype))
-    kept = deque(batch(logits.softmax(-1)) for _ in range(lag))
+    kept = deque(shares(logits.softmax(-1), size, generator) for _ in range(lag))
     for _ in range(20 * lag):
         p = logits.softmax(-1)
-        kept.append(now := batch(p))
+        kept.append(now := shares(p, size, generator))
         used = {"fresh": now, "queue": kept[0], "repeated": kept[0]}[queue]
         kept.popleft() if queue != "repeated" else kept.pop()
         logits = logits + rate * (p - used)
@@ -202,14 +197,13 @@ def _with_reward(
 ) -> tuple[Tensor, Tensor]:
     """The logits at the end, and one over the root of Adam's second moments after `WATCHED` updates."""
     generator = torch.Generator().manual_seed(seed)
-    batch = lambda p: shares(p, torch.rand(p.shape[-2], SAMPLES, generator=generator, dtype=p.dtype))
     now = logits.expand(len(beta), -1, -1).clone().requires_grad_()
     step = torch.optim.SGD([now], rate) if optimiser == "SGD" else torch.optim.Adam([now], rate)
-    queue = deque(batch(now.detach().softmax(-1)) for _ in range(lag))
+    queue = deque(shares(now.detach().softmax(-1), SAMPLES, generator) for _ in range(lag))
     scale = torch.ones_like(now)
     for update in range(updates):
         p = now.detach().softmax(-1)
-        queue.append(fresh := batch(p))
+        queue.append(fresh := shares(p, SAMPLES, generator))
         weighted = fresh * (reward - (fresh * reward).sum(-1, keepdim=True))
         of_reward = weighted - p * weighted.sum(-1, keepdim=True)
         now.grad = beta * (queue.popleft() - p) - of_reward
@@ -261,17 +255,9 @@ TRAINED = 100
 IN_TRANSFORMER = {2: (0.8, 0.95, 1.05, 1.2), 10: (0.8, 1.2)}
 
 
-def pretrained(seed: int) -> Transformer:
-    """The transformer after `TRAINED` updates."""
-    torch.manual_seed(seed)
-    model = Transformer()
-    pretrain(model, TRAINED, torch.Generator().manual_seed(seed))
-    return model
-
-
 def growth_in_transformer(model: Transformer, shown: int, updates: int, seed: int) -> Numbers:
     """The growth of a push along the top eigenvector: exact, each place of the texts is a prompt of one token."""
-    model = _copy(model).double()
+    model = deepcopy(model).double()
     given = texts(shown, torch.Generator().manual_seed(seed))
     largest, vector = top_eigenvector(model, given)
     start = {name: x.detach().clone() for name, x in model.named_parameters()}
@@ -303,12 +289,6 @@ def growth_in_transformer(model: Transformer, shown: int, updates: int, seed: in
     return {"largest eigenvalue": largest, "parameters": sum(x.numel() for x in model.parameters()), "growth": rows}
 
 
-def _copy(model: Transformer) -> Transformer:
-    other = Transformer()
-    other.load_state_dict(model.state_dict())
-    return other
-
-
 @dataclass
 class Arm:
     """A run of the transformer with the reward of a right sum."""
@@ -332,7 +312,7 @@ def trained_with_reward(
     model: Transformer, arm: Arm, updates: int, asked: int, seed: int
 ) -> tuple[Numbers, Parameters]:
     """Adam with fresh completions for the reward and stale ones for k1 as a loss; and its scale at half way."""
-    policy, generator = _copy(model), torch.Generator().manual_seed(seed)
+    policy, generator = deepcopy(model), torch.Generator().manual_seed(seed)
     draw = lambda: sample(policy, prompts(asked, generator).repeat_interleave(GROUP, 0), generator)
     adam = torch.optim.Adam(policy.parameters(), LM_RATE)
     queue = deque(draw() for _ in range(arm.lag))
@@ -359,7 +339,7 @@ def trained_with_reward(
 
 @torch.no_grad()
 def _judged(policy: Transformer) -> Numbers:
-    judged = sample(policy, prompts(512, torch.Generator().manual_seed(1)), torch.Generator().manual_seed(2))
+    judged = held_out(policy)
     logp = judged.logp(policy)
     own = (-(logp.exp() * logp).sum(-1) * judged.mask).sum(-1).mean()
     tokens = judged.mask.sum(1).double().mean()
@@ -395,7 +375,7 @@ def run(settings: Settings) -> Numbers:
         "sums": None,
     }
     if not settings.quick:
-        model = pretrained(seed)
+        model = pretrained(TRAINED, seed)
         numbers["transformer"] = growth_in_transformer(model, 32, 50, seed)
         numbers["sums"] = rewarded_transformer(model, 30, 8, range(3))
     return numbers
@@ -420,11 +400,12 @@ def check(numbers: Numbers) -> list[Check]:
         _same_end(numbers["ends"]),
     ]
     of_queue = {name: [x for x in numbers["collapses"] if x["queue"] == name] for name in QUEUES}
-    queue, gone = of_queue["queue"], [_at(x, "collapsed", 0.8)["mean"] for x in of_queue["queue"]]
+    queue = of_queue["queue"]
+    gone = [x["collapsed"]["mean"][FEW.index(0.8)] for x in queue]
     checks += [
         exceeds(
             "sampled: above the threshold (1.2) more runs collapse than with fresh completions at the same rate",
-            *_difference(queue, of_queue["fresh"], 1.2),
+            _difference(queue, of_queue["fresh"], 1.2),
         ),
         Check(
             "sampled: no run collapses below the threshold (0.8)",
@@ -432,11 +413,11 @@ def check(numbers: Numbers) -> list[Check]:
             max(gone) == 0,
         ),
         exceeds(
-            "a repeated batch collapses more runs than a queue, at 0.3", *_difference(of_queue["repeated"], queue, 0.3)
+            "a repeated batch collapses more runs than a queue, at 0.3", _difference(of_queue["repeated"], queue, 0.3)
         ),
     ]
     sgd, adam = ([x for x in numbers["rewarded"] if x["optimiser"] == name] for name in RATES)
-    lost = [_at(x, "collapsed", 4.0)["mean"] for x in adam]
+    lost = [x["collapsed"]["mean"][REWARDED.index(4.0)] for x in adam]
     checks += [
         _costs("with a reward, SGD: above the threshold (2) the term costs reward", sgd, 2.0),
         _free("with a reward, SGD: below it (0.5) it costs less than 5% of the reward", sgd, 0.5),
@@ -469,27 +450,23 @@ def _same_end(ends: list[Numbers]) -> Check:
     return below("exact: where it ends depends on the product and not on the lag (share of the entropy)", off, 1e-3)
 
 
-def _at(measures: Numbers, key: str, product: float) -> dict[str, float]:
-    i = measures["products"].index(product)
-    return {name: values[i] for name, values in measures[key].items()}
-
-
-def _difference(ones: list[Numbers], others: list[Numbers], product: float) -> tuple[float, float]:
+def _difference(ones: list[Numbers], others: list[Numbers], product: float) -> Numbers:
     """The smallest mean difference of the settings and its error, problem by problem."""
-    at, gaps = FEW.index(product), []
-    for one, other in zip(ones, others, strict=True):
-        gap = over_repeats(torch.tensor(one["each"][at], dtype=Bandit) - torch.tensor(other["each"][at], dtype=Bandit))
-        gaps.append((gap["mean"], gap["error"]))
-    return min(gaps)
+    at = FEW.index(product)
+    each = [torch.tensor([x["each"][at] for x in side], dtype=Bandit) for side in (ones, others)]
+    gaps = over_repeats(each[0] - each[1])
+    return at_point(gaps, min(range(len(ones)), key=lambda i: (gaps["mean"][i], gaps["error"][i])))
 
 
 def _costs(claim: str, runs: list[Numbers], product: float) -> Check:
-    worst = max((_at(x, "difference", product) for x in runs), key=lambda x: x["mean"] / x["error"])
-    return exceeds(claim, -worst["mean"], worst["error"])
+    at = REWARDED.index(product)
+    return exceeds(
+        claim, max((at_point(x["difference"], at) for x in runs), key=lambda x: x["mean"] / x["error"]), sign=-1
+    )
 
 
 def _free(claim: str, runs: list[Numbers], product: float) -> Check:
-    pairs = [(_at(x, "difference", product), x["reward"]["mean"][0]) for x in runs]
+    pairs = [(at_point(x["difference"], REWARDED.index(product)), x["reward"]["mean"][0]) for x in runs]
     gap, base = min(pairs, key=lambda x: x[0]["mean"] / x[1])
     cost, error = -gap["mean"] / base, gap["error"] / base
     low, high = cost + 2 * error < NEAR, cost - 2 * error > NEAR

@@ -57,7 +57,7 @@ def sample(probability: Tensor, samples: int, generator: torch.Generator) -> Ten
     """
     uniform = torch.rand(probability.shape[-2], samples, generator=generator, dtype=probability.dtype)
     arms = torch.searchsorted(probability.cumsum(-1), uniform.expand(*probability.shape[:-1], samples).contiguous())
-    return arms.clamp_(max=ARMS - 1)
+    return arms.clamp_(max=probability.shape[-1] - 1)
 
 
 def count(probability: Tensor, samples: int, generator: torch.Generator) -> Tensor:

@@ -16,8 +16,7 @@ from ..study import (
     Figure,
     Numbers,
     Settings,
-    all_exceed,
-    mean_exceeds,
+    exceeds,
     no_gain,
     ours,
     over_repeats,
@@ -152,15 +151,15 @@ class Fig4:
         end, worse = numbers["log end over start"], numbers["log k3 over vanilla"]
         approach = ["exact", "k1-reward", "k1-reward-leave-one-out"]
         return [
-            *(mean_exceeds(f"{name} approaches π*", end[name], sign=-1) for name in approach),
-            mean_exceeds("k1 as loss ends further from π* than it began", end["k1-loss"]),
-            no_gain("k3 as loss ends no nearer π* than it began", -end["k3-loss"]["mean"], end["k3-loss"]["error"]),
-            mean_exceeds("k3 as loss ends further from π* than vanilla", worse[str(BETA)]),
-            mean_exceeds("leave-one-out ends nearer than vanilla", numbers["log vanilla over leave-one-out"]),
+            *(exceeds(f"{name} approaches π*", end[name], sign=-1) for name in approach),
+            exceeds("k1 as loss ends further from π* than it began", end["k1-loss"]),
+            no_gain("k3 as loss ends no nearer π* than it began", end["k3-loss"], sign=-1),
+            exceeds("k3 as loss ends further from π* than vanilla", worse[str(BETA)]),
+            exceeds("leave-one-out ends nearer than vanilla", numbers["log vanilla over leave-one-out"]),
             *ours(
-                all_exceed(
+                exceeds(
                     f"k3 as loss ends further from π* than vanilla at every β from {BETAS[1]:g} to {BETAS[-1]:g}",
-                    [(worse[str(beta)]["mean"], worse[str(beta)]["error"]) for beta in BETAS[1:]],
+                    *(worse[str(beta)] for beta in BETAS[1:]),
                 ),
                 *_sweep(numbers),
             ),
@@ -199,13 +198,12 @@ class Fig4:
 def _sweep(numbers: Numbers) -> list[Check]:
     """For which β k3 as a loss ends no nearer π* than it began, and why."""
     lost = numbers["log end over start, k3"]
-    inside = lost[str(INSIDE)]
     below = f"after {LONG} steps at β = {BETAS[0]:g} the mean of k3 as loss is below vanilla's"
     return [
-        no_gain(f"k3 as loss ends no nearer π* at β = {INSIDE:g} either", -inside["mean"], inside["error"]),
+        no_gain(f"k3 as loss ends no nearer π* at β = {INSIDE:g} either", lost[str(INSIDE)], sign=-1),
         *(_mean_no_nearer(numbers, beta) for beta in EDGES),
-        *(mean_exceeds(f"k3 as loss does approach π* at β = {beta:g}", lost[str(beta)], sign=-1) for beta in NEARER),
-        mean_exceeds(below, numbers["vanilla minus k3, long"]),
+        *(exceeds(f"k3 as loss does approach π* at β = {beta:g}", lost[str(beta)], sign=-1) for beta in NEARER),
+        exceeds(below, numbers["vanilla minus k3, long"]),
         _target(numbers, "further from", [beta for beta in BETAS if beta not in NEARER]),
         _target(numbers, "nearer", NEARER),
     ]
@@ -216,7 +214,7 @@ def _target(numbers: Numbers, place: str, betas: Sequence[float]) -> Check:
     ratios = [numbers["optima apart"][numbers["betas"].index(beta)] for beta in betas]
     sign = 1 if place == "further from" else -1
     claim = f"π*_rev is {place} π* than ref is at β = {', '.join(f'{beta:g}' for beta in betas)}"
-    judged = all_exceed(claim, [(sign * (x["mean"] - 1), x["error"]) for x in ratios])
+    judged = exceeds(claim, *({**x, "mean": x["mean"] - 1} for x in ratios), sign=sign)
     means = ", ".join(f"{x['mean']:.2f}" for x in ratios)
     return replace(judged, measured=f"{means} of its KL, {judged.measured}")
 
@@ -269,13 +267,13 @@ class Fig5:
 
     def check(self, numbers: Numbers) -> list[Check]:
         gained = numbers["log first over last"]
-        k3, other = gained["k3-loss"], numbers["log first over last, k3, other β"]
+        other = numbers["log first over last, k3, other β"]
         return [
-            mean_exceeds("vanilla ends nearer π* with 64 samples than with 4", gained["k1-reward"]),
-            mean_exceeds("leave-one-out does too", gained["k1-reward-leave-one-out"]),
-            no_gain("k3 as loss gains nothing", k3["mean"], k3["error"]),
-            mean_exceeds("at 64 samples k3 as loss is further from π* than vanilla", numbers["log k3 over vanilla"]),
-            *ours(mean_exceeds(f"at β = {OTHER_BETA:g} k3 as loss does gain", other)),
+            exceeds("vanilla ends nearer π* with 64 samples than with 4", gained["k1-reward"]),
+            exceeds("leave-one-out does too", gained["k1-reward-leave-one-out"]),
+            no_gain("k3 as loss gains nothing", gained["k3-loss"]),
+            exceeds("at 64 samples k3 as loss is further from π* than vanilla", numbers["log k3 over vanilla"]),
+            *ours(exceeds(f"at β = {OTHER_BETA:g} k3 as loss does gain", other)),
         ]
 
     def draw(self, numbers: Numbers, figure: Figure) -> None:
@@ -343,13 +341,13 @@ class Fig6:
         }
 
     def check(self, numbers: Numbers) -> list[Check]:
-        stuck, others = numbers["log first over last, π*"], numbers["log π* over π*_rev, other β"]
+        others = numbers["log π* over π*_rev, other β"]
         at_last = f"at n = {FIG6_SAMPLES[-1]} it is nearer π*_rev than π*"
         return [
-            mean_exceeds(at_last, numbers["log π* over π*_rev, last"]),
-            mean_exceeds("with more samples it comes nearer π*_rev", numbers["log first over last, π*_rev"]),
-            no_gain("and not nearer π*", stuck["mean"], stuck["error"]),
-            *ours(*(mean_exceeds(f"nearer π*_rev than π* at β = {beta}", x) for beta, x in others.items())),
+            exceeds(at_last, numbers["log π* over π*_rev, last"]),
+            exceeds("with more samples it comes nearer π*_rev", numbers["log first over last, π*_rev"]),
+            no_gain("and not nearer π*", numbers["log first over last, π*"]),
+            *ours(*(exceeds(f"nearer π*_rev than π* at β = {beta}", x) for beta, x in others.items())),
         ]
 
     def draw(self, numbers: Numbers, figure: Figure) -> None:
