@@ -77,7 +77,7 @@ def test_a_column_with_one_value_is_a_line_below_the_table(script):
 def test_the_table_of_weights_has_the_seeds_of_few_runs(script, monkeypatch):
     experiments = script("experiments")
     columns = ("correct_in", "equal_kl", "correct_out", "kl_per_sequence", "entropy_per_token")
-    none = dict.fromkeys(columns, {"mean": None, "error": None, "seeds": 0})
+    none = {column: {"mean": None, "error": None, "seeds": 0} for column in columns}
     few = none | {"equal_kl": {"mean": 1.0, "error": 0.1, "seeds": 2}}
     found = {"weighted": {"10": {"k1-prefix-bounded": none}, "2": {"k1-prefix-bounded": few}}}
     monkeypatch.setattr(experiments, "_numbers", lambda _: found)

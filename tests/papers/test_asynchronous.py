@@ -125,15 +125,6 @@ def test_longer_runs_of_k1_as_a_loss_replace_the_shorter_ones(gains, verdict, me
     assert (found.verdict, found.measured) == (verdict, measured)
 
 
-@pytest.mark.parametrize(("arm", "open_sentences"), [("none", 6), ("k1-sequence-bounded", 0), ("k1-reward", 4)])
-def test_a_missing_arm_leaves_its_sentences_open(arm, open_sentences, tmp_path):
-    found = verdicts(numbers(tmp_path, left_out=(f"{arm} 10",)))
-    missing = {name for name, check in found.items() if not check.decided}
-    assert len(missing) == open_sentences
-    assert all(check.holds for name, check in found.items() if name not in missing)
-    assert {found[name].measured for name in missing} <= {"no value: runs are missing"}
-
-
 def test_an_arm_with_weights_is_compared_with_the_same_term_without_at_its_lag(tmp_path):
     gains = {"k1-prefix-unbounded": 0.1, "k1-reward": 0.2, asynchronous.CONTROL: 0.25}
     found = numbers(tmp_path, gains, left_out=["k1-sequence-bounded 2"])

@@ -5,7 +5,6 @@ import pytest
 from matplotlib.figure import Figure
 from papers.made_up_runs import MADE, evaluations, judged, write
 
-from klgrad.errors import ExperimentError
 from klgrad.papers.own import discount as study
 from klgrad.papers.own.discount import MOMENTS, one_minus_cosine, squared_error
 
@@ -124,15 +123,6 @@ def test_a_smaller_batch_has_a_larger_variance_and_the_same_bias():
     assert one_minus_cosine(moments, 64) == pytest.approx(1 - 0.8 / 2**0.5, rel=1e-12)
 
 
-def test_missing_arms_leave_their_sentences_open(tmp_path):
-    kept = [row for row in runs() if not (row["arm"].startswith("k1") or row["completions"] == 64)]
-    found = verdicts(tmp_path, discount=kept, gradient=[row for row in gradients() if row["update"] == 0])
-    assert {claim for claim, verdict in about_runs(found).items() if verdict == "undecided"} == {
-        claim for claim in about_runs(found) if "k1" in claim or "of 64" in claim
-    }
-    assert {v for claim, v in found.items() if claim.startswith("after 20")} == {"undecided"}
-
-
 @pytest.mark.parametrize("change", [{"relative_variance_se": ""}, {"relative_variance_se": "nan"}])
 def test_a_moment_without_an_error_decides_nothing(tmp_path, change):
     found = about_gradients(verdicts(tmp_path, gradient=gradients(**change)))
@@ -175,11 +165,6 @@ def test_all_seeds_at_one_rate_are_shown_and_change_no_verdict(tmp_path):
     assert study.check(numbers) == study.check({**numbers, "one_rate": {}})
 
 
-def test_a_repeated_run_is_an_error(tmp_path):
-    with pytest.raises(ExperimentError, match="2 rows of the setting '256 exact-0' with seed 1"):
-        study.run(written(tmp_path, discount=[*runs(), *runs(rate="3e-4")]))
-
-
 def test_the_sweep_marks_the_best_rate_of_each_arm_and_is_not_judged(tmp_path):
     numbers = study.run(written(tmp_path))
     best = [(run["completions"], run["arm"], run["learning_rate"]) for run in numbers["rates"] if run["best"]]
@@ -192,14 +177,6 @@ def drawn(folder, **files):
     figure = Figure()
     study.draw(study.run(written(folder, **files)), figure)
     return figure
-
-
-@pytest.mark.slow
-def test_the_legend_names_what_has_runs_or_gradients(tmp_path):
-    kept = [row for row in runs() if row["completions"] == 256 and row["arm"] in ("exact-0", "exact-1")]
-    names = lambda figure: [text.get_text() for text in figure.legends[0].get_texts()]
-    drawn_names = ["exact, 256 completions", "exact, leave-one-out", "k1, leave-one-out"]
-    assert names(drawn(tmp_path, discount=kept)) == drawn_names
 
 
 @pytest.mark.slow

@@ -87,14 +87,6 @@ def test_settings_with_fewer_seeds_have_no_part_in_whether_all_end_nearer(tmp_pa
     assert all(text.endswith("3 seeds; without 3 of 18 settings, with fewer seeds") for text in texts)
 
 
-def test_a_missing_arm_leaves_its_sentences_open(tmp_path):
-    found = verdicts(tmp_path, [row for row in rows() if row["arm"] != "reverse-sampled"])
-    absent = {claim for claim in found if "sampled reverse" in claim}
-    assert {found[claim] for claim in absent} == {"undecided"}
-    rest = {verdict for claim, verdict in found.items() if claim not in absent and not any(p in claim for p in EXACT)}
-    assert rest == {"holds"}
-
-
 def test_a_diverged_student_counts_as_a_missing_seed(tmp_path):
     made = rows()
     lost = next(r for r in made if (r["arm"], r["stale"], r["update"]) == ("reverse-sampled", "filled-16", 40))

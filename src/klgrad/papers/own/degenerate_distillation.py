@@ -325,8 +325,11 @@ def _draw_varied(numbers: Numbers, axis: Axes, name: str, number: int) -> None:
         axis.plot(at, lowest, "o:", ms=4, mfc="none", color=colour, label=f"{rows} rows, lowest")
     last = cases[0]["updates"][-1]
     axis.set_title(f"sequence level, {last} updates\n({number} problems, ± 1 SE)", fontsize=10)
-    axis.set(xlabel={"distance": "distance of the start", "length": "most tokens", "discount": "discount"}[name])
-    axis.set(ylabel="length / teacher's", ylim=(0, 1.3))
+    axis.set(
+        xlabel={"distance": "distance of the start", "length": "most tokens", "discount": "discount"}[name],
+        ylabel="length / teacher's",
+        ylim=(0, 1.3),
+    )
     axis.legend(fontsize=8)
 
 

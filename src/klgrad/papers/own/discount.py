@@ -223,8 +223,11 @@ def _rates(axis: Axes, rates: list[Numbers], start: Numbers) -> None:
     for label, look in shown.items():
         axis.plot([], [], lw=0, ms=5, label=label, **look)
     axis.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))  # beside the points, which may be anywhere
-    axis.set(title="one seed, three rates (filled: the best);\nboth KLs per token", xlabel="on the student's, nats")
-    axis.set_ylabel("on the teacher's, nats")
+    axis.set(
+        title="one seed, three rates (filled: the best);\nboth KLs per token",
+        xlabel="on the student's, nats",
+        ylabel="on the teacher's, nats",
+    )
     axis.title.set_fontsize(10)
 
 

@@ -115,9 +115,7 @@ class Coefficients:
         axes.annotate(
             "π = ref = 0.25", (math.log(numbers["ref"]), -15), (-6, 0), textcoords="offset points", ha="right"
         )
-        axes.set_ylim(-20, 3)
-        axes.set_xlabel("log π of the sampled token (nats)")
-        axes.set_ylabel("coefficient on ∇log π")
+        axes.set(ylim=(-20, 3), xlabel="log π of the sampled token (nats)", ylabel="coefficient on ∇log π")
         axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2)
 
 
@@ -195,12 +193,14 @@ class Theorem:
             look = {**style(name), "linestyle": "none", "marker": marker, "markersize": 5, "markerfacecolor": "none"}
             # An error of exactly 0 has no place on a logarithmic axis.
             axes.plot(numbers["kl"], [max(gap, 1e-17) for gap in numbers[name]], **look)
-        axes.set_xscale("log")
-        axes.set_yscale("log")
-        axes.set_ylim(3e-18, 30)
+        axes.set(
+            xscale="log",
+            yscale="log",
+            ylim=(3e-18, 30),
+            xlabel="KL(π‖ref) of the bandit (nats)",
+            ylabel="relative distance from ∇KL(π‖ref)",
+        )
         axes.set_title(f"each of {len(numbers['kl'])} bandits, exact", fontsize=10)
-        axes.set_xlabel("KL(π‖ref) of the bandit (nats)")
-        axes.set_ylabel("relative distance from ∇KL(π‖ref)")
         axes.text(0.98, 0.24, "equal, up to float64 rounding", transform=axes.transAxes, ha="right")
         axes.legend(loc="center right", bbox_to_anchor=(1.0, 0.62))
 
@@ -302,10 +302,12 @@ class OffPolicy:
                 distance, table.median(0).values, color=colour, linestyle=line, linewidth=2, marker=".", label=label
             )
         axes.set_xscale("log", base=2)
-        axes.set_yscale("log")
-        axes.set_ylim(1e-17, 30)
-        axes.set_xlabel("distance of the sampler μ from π (std of the logits' difference)")
-        axes.set_ylabel("relative distance from ∇KL(π‖ref)")
+        axes.set(
+            yscale="log",
+            ylim=(1e-17, 30),
+            xlabel="distance of the sampler μ from π (std of the logits' difference)",
+            ylabel="relative distance from ∇KL(π‖ref)",
+        )
         count = len(_table(numbers, "none")[1])
         axes.set_title(f"medians of {count} bandits; bands: middle 90%", fontsize=10)
         axes.legend(

@@ -283,10 +283,6 @@ class KLambda:
 
 def _descend(problems: bandits.Bandits, lam: float) -> Tensor:
     """(STEPS + 1, R) KL to ref along the expected gradient of k_lambda as a loss."""
-    logits, seen = problems.logits, []
-    for _ in range(STEPS + 1):
-        logp = torch.log_softmax(logits, -1)
-        seen.append(bandits.divergence(logp, problems.ref_logp))
-        slope = k_lambda(lam).slope(logp - problems.ref_logp)
-        logits = logits - bandits.RATE * bandits.exact_gradient(slope, logp.exp())
-    return torch.stack(seen)
+    slope = k_lambda(lam).slope
+    gradient = lambda logp: bandits.exact_gradient(slope(logp - problems.ref_logp), logp.exp())
+    return bandits.descent(problems.logits, problems.ref_logp, STEPS, range(STEPS + 1), gradient)

@@ -28,18 +28,7 @@ from torch import Tensor
 
 from ...core.estimators import k1, k3
 from ...drawing import style
-from ..study import (
-    Axes,
-    Check,
-    Comparison,
-    Figure,
-    Numbers,
-    Settings,
-    at_point,
-    exceeds,
-    ours,
-    over_repeats,
-)
+from ..study import Axes, Check, Comparison, Figure, Numbers, Settings, at_point, exceeds, ours, over_repeats
 from . import bandits
 
 # k3 as a loss against vanilla, on many problems: the comparison of figure 3 over samples n, starts and steps.
@@ -110,15 +99,13 @@ def exact_descent(scale: float, problems: int, steps: int, generator: torch.Gene
         (2, points, problems) KL(π‖ref), as `sampled`.
     """
     problem = bandits.draw(problems, generator, torch.float32, scale=scale)
-    logits, seen = problem.logits.expand(2, -1, -1).clone(), []
-    for step in range(steps + 1):
-        logp = torch.log_softmax(logits, -1)
-        log_ratio, p = logp - problem.ref_logp, logp.exp()
-        if step == 0 or step in STEPS:
-            seen.append((p * log_ratio).sum(-1))
+
+    def gradient(logp: Tensor) -> Tensor:
+        log_ratio = logp - problem.ref_logp
         weight = torch.stack([k1.value(log_ratio[VANILLA]), k3.slope(log_ratio[K3])])
-        logits -= bandits.RATE * bandits.exact_gradient(weight, p)
-    return torch.stack(seen, 1)
+        return bandits.exact_gradient(weight, logp.exp())
+
+    return bandits.descent(problem.logits.expand(2, -1, -1), problem.ref_logp, steps, (0, *STEPS), gradient)
 
 
 def share_of_experiments(difference: Tensor, generator: torch.Generator) -> Tensor:
@@ -251,16 +238,13 @@ def run(settings: Settings) -> Numbers:
 
 def _descend(methods: list[str], problems: bandits.Bandits, steps: int, generator: torch.Generator) -> Tensor:
     """(methods, points, repeats)."""
-    logits = problems.logits.expand(len(methods), -1, -1).clone()
-    seen = []
-    for step in range(steps + 1):
-        logp = torch.log_softmax(logits, -1)
-        if step % EVERY == 0:
-            seen.append(bandits.divergence(logp, problems.ref_logp))
-        p = logp.exp()
-        counts = bandits.count(p, SAMPLES, generator)
-        logits = logits - bandits.RATE * bandits.estimated_gradients(methods, logp - problems.ref_logp, counts, p)
-    return torch.stack(seen, 1)
+
+    def gradient(logp: Tensor) -> Tensor:
+        counts = bandits.count(logp.exp(), SAMPLES, generator)
+        return bandits.estimated_gradients(methods, logp - problems.ref_logp, counts, logp.exp())
+
+    logits = problems.logits.expand(len(methods), -1, -1)
+    return bandits.descent(logits, problems.ref_logp, steps, range(0, steps + 1, EVERY), gradient)
 
 
 def check(numbers: Numbers) -> list[Check]:

@@ -9,18 +9,7 @@ from torch import Tensor
 
 from ...core.regularizers import forward_optimum, reverse_optimum
 from ...drawing import BLACK, ORANGE, style
-from ..study import (
-    Axes,
-    Check,
-    Comparison,
-    Figure,
-    Numbers,
-    Settings,
-    exceeds,
-    no_gain,
-    ours,
-    over_repeats,
-)
+from ..study import Axes, Check, Comparison, Figure, Numbers, Settings, exceeds, no_gain, ours, over_repeats
 from . import bandits
 
 # KL-regularised reward maximisation on many bandits: the simulation behind figures 4, 5 and 6.
@@ -43,12 +32,23 @@ ENOUGH = 1000
 class Paths:
     """KL(π‖π*) and KL(π‖π*_rev) over KL(ref‖π*), each (methods, points, repeats)."""
 
+    methods: Sequence[str]
     to_optimum: Tensor
     to_forward_optimum: Tensor
 
-    def converged(self, of: Tensor) -> Tensor:
-        """(methods, repeats) mean over the tail."""
-        return of[:, -max(1, int(TAIL * of.shape[1])) :].mean(1)
+    @property
+    def ends(self) -> dict[str, Tensor]:
+        """By method the mean over the tail of the way to π*."""
+        return dict(zip(self.methods, _tail(self.to_optimum), strict=True))
+
+    @property
+    def forward_ends(self) -> dict[str, Tensor]:
+        """By method the same of the way to π*_rev."""
+        return dict(zip(self.methods, _tail(self.to_forward_optimum), strict=True))
+
+
+def _tail(path: Tensor) -> Tensor:
+    return path[:, -max(1, int(TAIL * path.shape[1])) :].mean(1)
 
 
 @cache
@@ -69,7 +69,7 @@ def simulate(settings: Settings, samples: int, beta: float, steps: int, methods:
         counts = bandits.count(p, samples, generator)
         gain = _reward_gradient(methods, reward, counts, p)
         logits = logits + bandits.RATE * (gain - beta * bandits.estimated_gradients(methods, logp - ref, counts, p))
-    return Paths(*torch.stack(seen, 2))
+    return Paths(methods, *torch.stack(seen, 2))
 
 
 def optima_apart(settings: Settings, beta: float) -> Tensor:
@@ -123,10 +123,8 @@ class Fig4:
             )
             for beta in BETAS
         }
-        main = paths[BETA].to_optimum
-        ends = {beta: dict(zip(methods, x.converged(x.to_optimum), strict=True)) for beta, x in paths.items()}
-        slow = simulate(settings, DEFAULT, BETAS[0], LONG)
-        long = dict(zip(METHODS, slow.converged(slow.to_optimum), strict=True))
+        main, ends = paths[BETA].to_optimum, {beta: x.ends for beta, x in paths.items()}
+        long = simulate(settings, DEFAULT, BETAS[0], LONG).ends
         return {
             "steps": [EVERY * i for i in range(main.shape[1])],
             "problems": main.shape[-1],
@@ -190,9 +188,13 @@ class Fig4:
         figure.legend(*paths.get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize=8)
 
     def compare(self, numbers: Numbers) -> Comparison:
-        """Where each arm ends, by β."""
-        rows = {name: [x["mean"] for x in ends] for name, ends in numbers["converged"].items()}
-        return Comparison("KL(π‖π*) / KL(ref‖π*) at the end", [f"β = {beta:g}" for beta in numbers["betas"]], rows)
+        return _ends(numbers, [f"β = {beta:g}" for beta in numbers["betas"]])
+
+
+def _ends(numbers: Numbers, columns: list[str]) -> Comparison:
+    """Where each arm ends."""
+    rows = {name: [x["mean"] for x in ends] for name, ends in numbers["converged"].items()}
+    return Comparison("KL(π‖π*) / KL(ref‖π*) at the end", columns, rows)
 
 
 def _sweep(numbers: Numbers) -> list[Check]:
@@ -253,8 +255,8 @@ class Fig5:
         methods = (*METHODS, *settings.arms)
         paths = {n: simulate(settings, n, BETA, settings.size(3000, 400), methods) for n in FIG5_SAMPLES}
         other = {n: simulate(settings, n, OTHER_BETA, settings.size(1000, 200), ("k3-loss",)) for n in (4, 64)}
-        few, many = (other[n].converged(other[n].to_optimum)[0] for n in (4, 64))
-        ends = {n: dict(zip(methods, x.converged(x.to_optimum), strict=True)) for n, x in paths.items()}
+        few, many = (other[n].ends["k3-loss"] for n in (4, 64))
+        ends = {n: x.ends for n, x in paths.items()}
         first, last = ends[FIG5_SAMPLES[0]], ends[FIG5_SAMPLES[-1]]
         return {
             "samples": FIG5_SAMPLES,
@@ -280,16 +282,8 @@ class Fig5:
         """Converged KL against n."""
         axis = figure.subplots()
         for name, look in bandits.looks(numbers["converged"]).items():
-            ends = numbers["converged"][name]
-            axis.errorbar(
-                numbers["samples"],
-                [x["mean"] for x in ends],
-                [x["error"] for x in ends],
-                marker="o",
-                ms=4,
-                capsize=3,
-                **look,
-            )
+            mean, error = ([x[key] for x in numbers["converged"][name]] for key in ("mean", "error"))
+            axis.errorbar(numbers["samples"], mean, error, marker="o", ms=4, capsize=3, **look)
         axis.axhline(1, color="#999999", lw=0.8)
         axis.set(xscale="log", yscale="log", xlabel="samples n", ylabel="KL(π‖π*) / KL(ref‖π*) at the end")
         axis.set_xticks(numbers["samples"], [str(n) for n in numbers["samples"]])
@@ -298,9 +292,7 @@ class Fig5:
         axis.legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
 
     def compare(self, numbers: Numbers) -> Comparison:
-        """Where each arm ends, by the number of samples."""
-        rows = {name: [x["mean"] for x in ends] for name, ends in numbers["converged"].items()}
-        return Comparison("KL(π‖π*) / KL(ref‖π*) at the end", [f"n = {n}" for n in numbers["samples"]], rows)
+        return _ends(numbers, [f"n = {n}" for n in numbers["samples"]])
 
 
 FIG6_SAMPLES = [4, 16, 64, 256]
@@ -323,8 +315,8 @@ class Fig6:
         # At a small β the reward's pull is weak and the way long: too long for a quick run.
         betas = OTHER_BETAS if not settings.quick else OTHER_BETAS[-1:]
         swept = {beta: simulate(settings, 64, beta, steps, METHOD) for beta in betas}
-        star = {n: x.converged(x.to_optimum)[0] for n, x in paths.items()}
-        star_rev = {n: x.converged(x.to_forward_optimum)[0] for n, x in paths.items()}
+        star = {n: x.ends["k3-loss"] for n, x in paths.items()}
+        star_rev = {n: x.forward_ends["k3-loss"] for n, x in paths.items()}
         first, last = FIG6_SAMPLES[0], FIG6_SAMPLES[-1]
         return {
             "samples": FIG6_SAMPLES,
@@ -332,7 +324,7 @@ class Fig6:
             "to π*": [_quartiles(star[n]) for n in FIG6_SAMPLES],
             "to π*_rev": [_quartiles(star_rev[n]) for n in FIG6_SAMPLES],
             "log π* over π*_rev, other β": {
-                str(beta): over_repeats((x.converged(x.to_optimum) / x.converged(x.to_forward_optimum))[0].log())
+                str(beta): over_repeats((x.ends["k3-loss"] / x.forward_ends["k3-loss"]).log())
                 for beta, x in swept.items()
             },
             "log π* over π*_rev, last": over_repeats((star[last] / star_rev[last]).log()),
