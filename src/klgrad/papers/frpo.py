@@ -58,10 +58,8 @@ def _frontier(numbers: Numbers, axis: Axes) -> None:
     for run in numbers["runs"]:
         colour, face = _look(run["name"])
         axis.plot(run["kl"], run["correct_in"], "o", ms=5, color=colour, mfc=face, zorder=3)
-    far = max(run["kl"] for run in numbers["runs"])
-    at = [far * i / 100 for i in range(1, 101)]
-    axis.plot(at, [runs.height(numbers["curve"]["weights"], x) for x in at], color="black", lw=1)
-    axis.set(xlabel="KL(π‖ref) per completion, nats", ylabel="right answers, in domain")
+    runs.over_kl(axis, numbers["curve"], numbers["runs"])
+    axis.set_ylabel("right answers, in domain")
     axis.set_title("each run of every β\n(filled: undivided; open: divided)")
 
 

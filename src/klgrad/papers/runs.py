@@ -185,13 +185,9 @@ def excess(ones: Iterable[Row], others: Iterable[Row], column: str) -> SeedMean:
 def differences(
     claims: Mapping[str, tuple[str, str, str]], ends: Mapping[str, list[Row]], starts: Mapping[str, list[Row]]
 ) -> dict[str, SeedMean]:
-    """`difference` by claim.
+    """`difference` by claim, which has a column, what should be higher and what should be lower.
 
-    Args:
-        claims: by claim a column, what should be higher and what should be lower: two settings, or a setting and
-            `start`, which is the same runs before training.
-        ends: the runs by setting after training.
-        starts: the same before training.
+    Either may be `start`: the runs of the other before training.
     """
     side = lambda own, other: starts.get(other, []) if own == "start" else ends.get(own, [])
     return {
@@ -258,13 +254,7 @@ def undecided(claim: str, what: str = "runs") -> Check:
 
 
 def collapses(claim: str, gap: SeedMean, horizon: str) -> Check:
-    """Check that a run ends below its start; a run that has not done so yet does not contradict it.
-
-    Args:
-        claim: the sentence.
-        gap: by how much the end is below the start.
-        horizon: how long the runs are, and those of the paper.
-    """
+    """Check by how much runs end below their start; those that have not yet done so do not contradict it."""
     judged = exceeds_over_seeds(claim, gap)
     if judged.verdict != "contradicted":
         return judged
@@ -355,11 +345,6 @@ def curve_of(last: list[Row], name: str) -> Numbers:
     }
 
 
-def height(weights: list[float], kl: float) -> float:
-    """The curve's right answers at a KL."""
-    return sum(weight * kl ** (power / 2) for power, weight in enumerate(weights))
-
-
 def _column(rows: Iterable[Row], column: str) -> "Tensor":
     return torch.tensor([row[column] for row in rows], dtype=torch.float64)
 
@@ -420,16 +405,9 @@ class Rise:
 def gap_at_equal_kl(own: list[Row], other: list[Row], start: float) -> SeedMean:
     """Right answers of an arm less those of another, seed by seed, at the largest KL that both have had.
 
-    Both curves begin at a KL of 0, so that neither is extrapolated. A run whose KL does not rise from each evaluation
-    to the next is left out: its right answers are no function of its KL.
-
-    Args:
-        own: the evaluations of an arm, without those before training.
-        other: those of the arm that it is compared with.
-        start: right answers before training.
-
-    Returns:
-        The mean over the seeds that both arms have, and their mean KL under "kl".
+    Both curves begin at a KL of 0 with the right answers of the start, so that neither is extrapolated. A run whose KL
+    does not rise from each evaluation to the next is left out: its right answers are no function of its KL. The mean KL
+    of the seeds that both arms have is under "kl".
     """
     runs, others = (
         {seed: Rise(run, start) for seed, run in grouped(rows, SEED).items() if _rises(run)} for rows in (own, other)
@@ -473,9 +451,7 @@ def finite_rows(experiment: Experiment, settings: Settings) -> list[Row]:
 def nearest(ends: Iterable[Row], name: str) -> dict[str, Row]:
     """Of each name, the run of the first seed that ends nearest to the teacher on its own completions.
 
-    Args:
-        ends: the last evaluations of runs; those of other seeds and of students that diverged are passed over.
-        name: what the runs are grouped by.
+    Students that diverged are passed over.
     """
     ended = (row for row in ends if row["seed"] == FIRST_SEED and math.isfinite(row[OWN]))
     return {each: min(rows, key=lambda row: row[OWN]) for each, rows in grouped(ended, name).items()}
@@ -491,6 +467,14 @@ def curve(axis: Axes, path: Numbers | None, colour: str, line: str = "-", alpha:
         pairs = list(zip(path["mean"], path["error"], strict=True))
         low, high = ([mean + sign * error for mean, error in pairs] for sign in (-1, 1))
         axis.fill_between(path["updates"], low, high, color=colour, alpha=alpha, lw=0)
+
+
+def over_kl(axis: Axes, curve: Numbers, points: list[Numbers]) -> None:
+    """Draw what `curve_of` has found, up to the farthest of some points, and label the axis."""
+    far = max(point["kl"] for point in points)
+    at = [far * i / 100 for i in range(1, 101)]
+    axis.plot(at, [sum(w * x ** (i / 2) for i, w in enumerate(curve["weights"])) for x in at], color="black", lw=1)
+    axis.set(xlabel="KL(π‖ref) per completion, nats")
 
 
 def logarithmic(axis: Axes) -> None:

@@ -230,13 +230,15 @@ class Study:
 
 
 def over_repeats(x: "Tensor | Sequence[float]") -> Numbers:
-    """Mean and standard error over the last axis, in the dtype of a tensor.
-
-    Returns:
-        Plain lists, or numbers for a vector, under "mean" and "error".
-    """
+    """Plain lists, or numbers for a vector, of the "mean" and standard "error" over the last axis."""
     x = torch.tensor(x, dtype=torch.float64) if isinstance(x, Sequence) else x
     return {"mean": x.mean(-1).tolist(), "error": (x.std(-1) / x.shape[-1] ** 0.5).tolist()}
+
+
+def columns(rows: Iterable[Numbers], *names: str) -> list[list[float]]:
+    """What rows have under each of some names, to plot."""
+    rows = list(rows)
+    return [[row[name] for row in rows] for name in names]
 
 
 def at_point(repeats: Numbers, point: int) -> Numbers:
@@ -347,16 +349,7 @@ class Outcome:
 
 
 def reproduce(study: Study, settings: Settings, out: Path) -> Outcome:
-    """Compute, judge and draw one result.
-
-    Args:
-        study: the result.
-        settings: how much to compute.
-        out: the folder for numbers and figure, which is written as PNG and as SVG.
-
-    Returns:
-        The outcome.
-    """
+    """Compute, judge and draw one result, into a folder for numbers and figures."""
     start = time.perf_counter()
     # Judge and draw what JSON stores: the file is all that a verdict rests on.
     numbers = json.loads(json.dumps(finite(study.computation.run(settings))))
@@ -393,11 +386,7 @@ def _draw(study: Study, numbers: Numbers, path: Path) -> None:
 
 
 def every_outcome(studies: Sequence[Study], settings: Settings, out: Path, *, jobs: int = 1) -> Iterator[Outcome]:
-    """Compute results with `jobs` processes, which end at once on an interrupt.
-
-    Returns:
-        An iterator over outcomes, in the order in which they finish.
-    """
+    """Compute results with `jobs` processes, which end at once on an interrupt; outcomes come as they finish."""
     jobs = min(jobs, len(studies))
     if jobs == 1:
         for study in studies:

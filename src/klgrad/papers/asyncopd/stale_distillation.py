@@ -19,7 +19,7 @@ from itertools import product
 
 from ...drawing import BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION
 from .. import runs
-from ..study import Axes, Check, Experiment, Figure, Numbers, Settings, ours
+from ..study import Axes, Check, Experiment, Figure, Numbers, Settings, columns, ours
 
 # The figure of `stale_distillation`: a row of panels for each KL, over updates, over the lag and over the reuse.
 
@@ -84,9 +84,9 @@ def _each_run(numbers: Numbers, measure: str, axis: Axes) -> None:
 
 def _over_reuses(numbers: Numbers, measure: str, axis: Axes) -> None:
     for arm, (label, colour, mark) in ARMS.items():
-        known = {at: numbers["end"].get(f"{arm} {stale}") for at, stale in enumerate(REUSES)}
-        known = {at: by_measure[measure] for at, by_measure in known.items() if by_measure}
-        mean, error = ([each[name] for each in known.values()] for name in ("mean", "error"))
+        settings = {at: f"{arm} {stale}" for at, stale in enumerate(REUSES)}
+        known = {at: numbers["end"][name][measure] for at, name in settings.items() if name in numbers["end"]}
+        mean, error = columns(known.values(), "mean", "error")
         axis.errorbar(list(known), mean, yerr=error, fmt=f"{mark}-", color=colour, label=label, ms=5, lw=1.4, capsize=2)
     axis.set_xticks(range(len(REUSES)), list(REUSES.values()))
     axis.set_xlabel("updates with each batch")

@@ -58,10 +58,7 @@ def _frontier(numbers: Numbers, axis: Axes, arms: tuple[str, ...]) -> None:
     for run in (run for run in numbers["runs"] if run["name"] in arms):
         _, colour, line = LABELS[run["name"]]
         axis.plot(run["kl"], run["correct_in"], MARKS[line], ms=5, color=colour, mfc="none", zorder=3)
-    far = max(run["kl"] for run in numbers["runs"] if run["name"] in numbers["curve"]["off"])
-    at = [far * i / 100 for i in range(1, 101)]
-    axis.plot(at, [runs.height(numbers["curve"]["weights"], x) for x in at], color="black", lw=1)
-    axis.set(xlabel="KL(π‖ref) per completion, nats")
+    runs.over_kl(axis, numbers["curve"], [run for run in numbers["runs"] if run["name"] in numbers["curve"]["off"]])
     axis.set_title("each run of every β; circles: reward,\nsquares: loss, triangles: both", fontsize=10)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from ...drawing import BLACK, BLUE, GREY, VERMILION
 from .. import runs
-from ..study import Axes, Check, Experiment, Figure, Numbers, Settings
+from ..study import Axes, Check, Experiment, Figure, Numbers, Settings, columns
 
 TRAINED = Experiment("comedy.csv", "exp_comedy.py")
 DISTILLED = Experiment("stale_distill.csv", "exp_stale_distill.py")
@@ -97,5 +97,5 @@ def draw(numbers: Numbers, figure: Figure) -> None:
 
 
 def _line(axis: Axes, points: list[runs.SeedMean], at: Sequence[float], label: str, colour: str) -> None:
-    mean, error = ([each[name] for each in points] for name in ("mean", "error"))
+    mean, error = columns(points, "mean", "error")
     axis.errorbar(at, mean, yerr=error, fmt="o-", ms=5, lw=1.4, capsize=3, color=colour, label=label)

@@ -22,7 +22,7 @@ from ...core.term import KLTerm
 from ...drawing import BLUE, GREEN, VERMILION
 from ...enumeration import END
 from ..runs import curve, exceeds_over_seeds
-from ..study import Axes, Check, Figure, Numbers, Settings, exceeds, over_repeats
+from ..study import Axes, Check, Figure, Numbers, Settings, columns, exceeds, over_repeats
 from ..tang_munos.fig8_sequences import REF_SCALE, VOCAB, Problems
 from .small_model import Completions, Transformer, held_out, pretrain, prompts, sample
 
@@ -317,8 +317,7 @@ def _draw_varied(numbers: Numbers, axis: Axes, name: str, number: int) -> None:
     for rows, colour in ((4, VERMILION), (16, BLUE)):
         cases = [x for x in numbers["varied"] if x["varied"] == name and x["case"]["rows"] == rows]
         at = [x["case"][name] for x in cases]
-        ends = [over_repeats(x["end"]) for x in cases]
-        mean, error = ([x[key] for x in ends] for key in ("mean", "error"))
+        mean, error = columns((over_repeats(x["end"]) for x in cases), "mean", "error")
         label = f"{rows} rows, at the end"
         axis.errorbar(at, mean, yerr=error, fmt="o-", ms=4, color=colour, label=label)
         lowest = [sum(x["lowest"]) / len(x["lowest"]) for x in cases]

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from ...drawing import BLACK, BLUE, GREEN, GREY, ORANGE, VERMILION
-from ..runs import curve, exceeds_over_seeds
+from .. import runs
 from ..study import Check, Figure, Numbers, Settings, exceeds, over_repeats
 from .small_model import Transformer, held_out, pretrained, prompts, sample
 
@@ -294,16 +294,16 @@ AHEAD = 0.05
 
 
 def _of_sums(arms: dict[str, list[Numbers]]) -> list[Check]:
-    end = lambda arm, key: torch.tensor([x[key][-1] for x in arms[arm]], dtype=torch.float64)
-    checks = []
-    for key, least, claim in (
-        ("right", EVALUATION, "with groups without spread undivided, more answers are right than divided"),
-        ("kl", 0.0, "divided, the policy stays nearer to ref than with these undivided"),
-    ):
-        gap, seeds = over_repeats(end(REMEDY, key) - end("divided", key)), len(arms[REMEDY])
-        difference = {"mean": gap["mean"], "error": max(gap["error"], least / seeds**0.5), "seeds": seeds}
-        checks.append(exceeds_over_seeds(f"transformer: {claim}", difference))
-    return checks
+    end = lambda arm: [
+        {"seed": seed, "right": x["right"][-1], "right_se": EVALUATION / 2**0.5, "kl": x["kl"][-1]}
+        for seed, x in enumerate(arms[arm])
+    ]
+    claims = {
+        "right": "with groups without spread undivided, more answers are right than divided",
+        "kl": "divided, the policy stays nearer to ref than with these undivided",
+    }
+    gaps = {key: runs.difference(end(REMEDY), end("divided"), key) for key in claims}
+    return [runs.exceeds_over_seeds(f"transformer: {claim}", gaps[key]) for key, claim in claims.items()]
 
 
 EVALUATION = 0.026
@@ -324,7 +324,7 @@ def draw(numbers: Numbers, figure: Figure) -> None:
     learnt, lead, model = figure.subplots(1, 3)
     for name, (colour, line) in LOOKS.items():
         path = {"updates": numbers["updates"], **numbers["main"][name]["right"]}
-        curve(learnt, path, colour, line, label=name)
+        runs.curve(learnt, path, colour, line, label=name)
     learnt.set_title(f"64 prompts, 16 features\n({numbers['seeds']} seeds, ± 1 SE)", fontsize=10)
     learnt.set(xlabel="updates", ylabel="right answers")
     figure.legend(

@@ -16,7 +16,7 @@ from itertools import product
 
 from ...drawing import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY
 from .. import runs
-from ..study import Axes, Check, Experiment, Figure, Numbers, Settings
+from ..study import Axes, Check, Experiment, Figure, Numbers, Settings, columns
 
 # The figure of `reuse`: both KLs over completions and over updates.
 
@@ -72,7 +72,7 @@ def _lines(numbers: Numbers, column: str, over: str, axis: Axes, arms: tuple[str
         if (path := numbers["paths"].get(arm)) is None:
             continue
         x = path[over][1:]
-        mean, error = ([each[name] for each in path[column][1:]] for name in ("mean", "error"))
+        mean, error = columns(path[column][1:], "mean", "error")
         look = {"fmt": line, "marker": "o", "ms": 4, "color": colour, "lw": 1.4, "capsize": 2}
         name = f"{label}, {numbers['settings'][arm]}"
         axis.errorbar(x, mean, yerr=error, label=name, **look)

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from ...drawing import STYLES
 from .. import runs
-from ..study import Axes, Check, Experiment, Figure, Numbers, Settings
+from ..study import Axes, Check, Experiment, Figure, Numbers, Settings, columns
 
 LABELS = {
     "none": ("no KL", "black", "x"),
@@ -47,8 +47,7 @@ def draw(numbers: Numbers, figure: Figure) -> None:
 def _points(numbers: Numbers, axis: Axes) -> None:
     for arm, (label, colour, mark) in LABELS.items():
         own = [point for point in numbers["points"] if point["name"] == arm]
-        kl, right = [p["kl"] for p in own], [p["correct_in"] for p in own]
-        axis.plot(kl, right, mark, ms=4, color=colour, mfc="none", label=label, lw=0)
+        axis.plot(*columns(own, "kl", "correct_in"), mark, ms=4, color=colour, mfc="none", label=label, lw=0)
     axis.set(
         xlabel="KL(π‖ref) per completion, nats",
         ylabel="right answers, in domain",

@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from ...drawing import BLACK, BLUE, PURPLE, SKY, STYLES, VERMILION
 from .. import runs
-from ..study import Axes, Check, Experiment, Figure, Numbers, Settings, ours
+from ..study import Axes, Check, Experiment, Figure, Numbers, Settings, columns, ours
 
 LABELS = {
     "k3-loss": ("k3 as loss", STYLES["k3-loss"][0], "^"),
@@ -67,7 +67,7 @@ def _over_kl(numbers: Numbers, axis: Axes, arms: dict[str, tuple[str, str, str]]
     for arm, (label, colour, mark) in arms.items():
         if own := [point for point in numbers["points"] if point["name"] == arm]:
             look = {"ms": 4, "color": colour, "mfc": "none", "lw": 0, "label": label}
-            axis.plot([p["kl"] for p in own], [p["correct_in"] for p in own], mark, **look)
+            axis.plot(*columns(own, "kl", "correct_in"), mark, **look)
     axis.set_xlabel("KL(π‖ref) per completion, nats")
 
 

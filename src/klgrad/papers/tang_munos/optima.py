@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ...core.regularizers import forward_optimum, reverse_optimum
 from ...drawing import BLACK, ORANGE, style
-from ..study import Axes, Check, Comparison, Figure, Numbers, Settings, exceeds, no_gain, ours, over_repeats
+from ..study import Axes, Check, Comparison, Figure, Numbers, Settings, columns, exceeds, no_gain, ours, over_repeats
 from . import bandits
 
 # KL-regularised reward maximisation on many bandits: the simulation behind figures 4, 5 and 6.
@@ -282,7 +282,7 @@ class Fig5:
         """Converged KL against n."""
         axis = figure.subplots()
         for name, look in bandits.looks(numbers["converged"]).items():
-            mean, error = ([x[key] for x in numbers["converged"][name]] for key in ("mean", "error"))
+            mean, error = columns(numbers["converged"][name], "mean", "error")
             axis.errorbar(numbers["samples"], mean, error, marker="o", ms=4, capsize=3, **look)
         axis.axhline(1, color="#999999", lw=0.8)
         axis.set(xscale="log", yscale="log", xlabel="samples n", ylabel="KL(π‖π*) / KL(ref‖π*) at the end")
