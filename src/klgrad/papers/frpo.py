@@ -2,12 +2,9 @@
 et al.), and learns far less if they are (after Yao et al., who report a collapse).
 
 The papers use different algorithms and models. Here the division is all that differs: SmolLM2-135M-Instruct learns sums
-and differences with k1 in the reward, k1 in the advantage after the division, or the gradient of k2 or k3 as a loss. A
-group whose answers are all right or all wrong has no spread but that of the KL. The division makes that spread 1
-whatever the coefficient is, so a smaller coefficient does not weaken the KL there. A KL outside the reward becomes
-weaker instead, because the division enlarges the reward's part alone. Both show in the effective coefficient: the
-weight of the KL's gradient relative to that of the reward's. No run collapses here in its 60 updates. Right answers are
-judged at a coefficient of 0.1, which has three seeds. Design, table and limits: docs/experiments.md.
+and differences with k1 in the reward, k1 in the advantage after the division, or the gradient of k2 or k3 as a loss.
+The effective coefficient is the weight of the KL's gradient relative to that of the reward's. Right answers are judged
+at a coefficient of 0.1, which has three seeds. Reasons, table and limits: docs/experiments/division.md.
 """
 
 from ..drawing import STYLES

@@ -1,16 +1,11 @@
 """In distillation the forward KL is robust to stale completions, and the reverse KL is not, unless it is recomputed
 under the current student.
 
-The paper's first two results, on a smaller model: a student with 20 of SmolLM2-135M's 30 layers is trained towards
-the whole model, on completions that are 0, 4 or 16 updates old, or that are used for 1, 4 or 16 updates. The exact KL
-of a token is summed over the vocabulary under the current student, and the top-64 one over the teacher's likeliest
-tokens. The sampled terms are recomputed for the token that the old student drew, without an importance weight: k1 for
-the reverse KL, k3 for the forward KL. What staleness costs is the share by which the KL is higher, seed by seed: arms
-end at different KLs, so differences in nats do not compare. Where the queue of old completions is filled with
-different batches of the starting student ("filled-16"), runs differ from fresh ones in the age alone: they have as
-many updates, and as many different batches. A plain lag repeats its first batch until the next is old enough, and has
-24 batches in 40 updates ("lag-16"); its control uses 24 fresh batches once or twice ("fresh-24"). Design, tables and
-limits: docs/experiments.md.
+A student with 20 of SmolLM2-135M's 30 layers is trained towards the whole model, on completions that are 0, 4 or 16
+updates old, or that are used for 1, 4 or 16 updates. What staleness costs is the share by which the KL is higher, seed
+by seed. With a filled queue of old completions ("filled-16") runs differ from fresh ones in the age alone. A plain lag
+repeats its first batch until the next is old enough, and has 24 batches in 40 updates ("lag-16"); its control uses 24
+fresh batches once or twice ("fresh-24"). Design, tables and limits: docs/experiments/stale-distillation.md.
 """
 
 from collections.abc import Iterator

@@ -1,15 +1,12 @@
 """With completions that are many updates old, training without a KL is unstable; k1 in the reward and k3 as a loss
 stabilise it, k1 in the reward best, and k1 as a loss and k3 in the reward do not.
 
-The paper's asynchronous experiments, on a smaller model: SmolLM2-135M-Instruct learns sums and differences from
-completions that are 10 or 2 updates old, with a KL at a coefficient of 0.1. Ours is an answer to the question that
-the paper leaves open, whether an estimator that is right on old completions is better there: k1 with the importance
-ratio of the prefix or of the whole completion, bounded by 2 or unbounded, against the same term without weights.
-Right answers are compared at the last update, and at the largest KL that both arms have had. Most runs have 60
-updates; at a lag of 10 those without a KL, with k1 in the reward and with k3 as a loss also have 180, and so do those
-of k1 as a loss at the smallest coefficient. A run has collapsed if it ends with fewer right answers than it began with;
-one that has not does not contradict that it would. k1 as a loss also has lags of 4, 6 and 8, at three coefficients,
-shown run by run. Runs with fresh completions are those of `on_policy`. Design, table and limits: docs/experiments.md.
+SmolLM2-135M-Instruct learns sums and differences from completions that are 10 or 2 updates old, with a KL at a
+coefficient of 0.1. Ours is whether an estimator that is right on old completions is better there: k1 with the
+importance ratio of the prefix or of the whole completion, bounded by 2 or unbounded, against the same term without
+weights. A run has collapsed if it ends with fewer right answers than it began with; one that has not does not
+contradict that it would. k1 as a loss also has lags of 4, 6 and 8, at three coefficients, shown run by run. Runs with
+fresh completions are those of `on_policy`. Design, table and limits: docs/experiments/stale-completions.md.
 """
 
 import math

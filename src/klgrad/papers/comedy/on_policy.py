@@ -1,14 +1,10 @@
 """Training with biased gradients of the KL becomes unstable, and unbiased configurations are better in and out of the
 domain.
 
-The paper's on-policy experiments, on a smaller model: SmolLM2-135M-Instruct learns sums and differences with k1 or k3
-in the reward, as a loss, or in both places. Advantages are centred in their group and not divided by a standard
-deviation, as in RLOO. In the paper, k3 in the reward collapses at every coefficient and k1 as a loss at large ones. A
-run has collapsed if it ends with fewer right answers than it began with. The paper's collapses come within about 250
-updates: where there are runs of 300 updates, at coefficients of 0.1 and 1, they are judged, and a run that has not
-collapsed after 60 does not contradict it. k1 in the reward and k3 as a loss are also compared over
-all experiments that have both at one coefficient, seed by seed, after 60 updates. Design, tables and limits:
-docs/experiments.md.
+SmolLM2-135M-Instruct learns sums and differences with k1 or k3 in the reward, as a loss, or in both places. Advantages
+are centred in their group and not divided by a standard deviation, as in RLOO. A run has collapsed if it ends with
+fewer right answers than it began with; where there are runs of 300 updates they are judged, because the paper's
+collapses come within about 250. Design, table and limits: docs/experiments/places.md.
 """
 
 from collections.abc import Iterable, Iterator

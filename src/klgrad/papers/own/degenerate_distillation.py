@@ -2,13 +2,11 @@
 good; one that can is there for a while and comes back; the token level keeps the length.
 
 KL(student‖teacher) of completions adds up over tokens, so a student whose KL per token stays above 0 lowers it by
-ending early. That is an optimum and needs no noise: here gradients and KLs are exact sums. Policies are of first order,
-with a vocabulary of 16 and an end token (`fig8_sequences.py`); the student has 2 to 16 rows of logits for the
-teacher's 16, and so can match it with 16 rows only. Varied: the rows, the distance of the start from the nearest
-student, the most tokens of a completion, and the discount of the future, from the token level (0) to the sequence
-level (1). A warm start has 300 updates at the token level and goes on at the sequence level. Adam at 0.03. The share is
-the length of the student's completions over that of the teacher's. The same, sampled, with transformers that write sums
-with their working: the teacher has 1.2 million parameters, and a student either the same or 1% of them.
+ending early. Gradients and KLs are exact sums: policies are of first order, with a vocabulary of 16 and an end token
+(`fig8_sequences.py`), and the student has 2 to 16 rows of logits for the teacher's 16. A warm start has 300 updates at
+the token level and goes on at the sequence level. The share is the length of the student's completions over that of the
+teacher's. The same, sampled, with transformers that write sums: the teacher has 1.2 million parameters, and a student
+either the same or 1% of them.
 """
 
 import itertools

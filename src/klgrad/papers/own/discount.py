@@ -1,14 +1,11 @@
 """A discounted part of the sequence-level gradient brings a student nearer to its teacher on its own completions than
 the token-level gradient does, but not on the teacher's completions.
 
-With discount 0 a token is responsible for its own KL only, with discount 1 for the KL of all later tokens too. A
-discount below 1 adds a bias and takes away variance. A student with 20 of SmolLM2-135M's 30 layers is trained towards
-the whole model, with completions of fixed length, by the exact KL with five discounts, with and without a leave-one-out
-baseline, and by k1 with three. Bias and variance of the same gradients are measured at fixed weights: those of the
-start, and those after 20 updates. They are relative to the squared length of the sequence-level gradient. The learning
-rate of every arm and size of a batch is the best of three with one seed, by the KL on the student's completions, and
-the arm is judged at that rate by three other seeds. Runs with one rate for all arms are shown and not judged. Design,
-tables and limits: docs/experiments.md.
+A student with 20 of SmolLM2-135M's 30 layers is trained towards the whole model, with completions of fixed length, by
+the exact KL with five discounts, with and without a leave-one-out baseline, and by k1 with three. Bias and variance of
+the same gradients are measured at fixed weights, relative to the squared length of the sequence-level gradient. The
+learning rate of every arm and size of a batch is the best of three with one seed, and three other seeds judge the arm.
+Runs with one rate for all arms are shown and not judged. Design and limits: docs/experiments/distillation.md.
 """
 
 import math

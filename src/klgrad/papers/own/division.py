@@ -1,16 +1,12 @@
 """With a KL in the reward and advantages divided by the group's deviation, groups whose rewards are all equal hold a
 policy at ref; leaving just these undivided, or the KL in the advantage after the division, restores the learning.
 
-In such a group the deviation is that of β KL alone. Divided by it the KL has advantages of size 1 whatever β is, and
-they pull back what other prompts share with it. A softmax policy answers 64 prompts with one of 32 arms, and adds 20
-tokens that no reward depends on. Its logits are linear in 16 random features of the prompt, so that prompts share
-parameters; the start is the reference. Every update has 8 completions of each prompt, and Adam at 0.03. All arms share
-their random numbers, and differences are taken seed by seed. Arms: groups without spread left undivided; those with one
-divided by the reward's deviation only; groups without spread dropped, and as a control as many random ones; and the KL
-in the advantage after the division, which `klgrad.trl` has as `kl_placement="advantage"` and the plug-in for verl as
-`placement=advantage`. Then the task is varied: 32 features, and 64, where prompts share nothing; a faster rate; other
-numbers of irrelevant tokens, sizes of a group and shares of prompts without a right answer. A transformer of 1.2
-million parameters, with sums, has too few updates to learn much; there the pull shows in the KL.
+In such a group the deviation is that of β KL alone: divided by it the KL has advantages of size 1 whatever β is. A
+softmax policy answers 64 prompts with one of 32 arms, and adds 20 tokens that no reward depends on. Its logits are
+linear in 16 random features of the prompt, so that prompts share parameters; the start is the reference. Every update
+has 8 completions of each prompt, and Adam at 0.03. All arms share their random numbers, and differences are taken seed
+by seed. Then the task is varied. A transformer of 1.2 million parameters, with sums, has too few updates to learn much;
+there the pull shows in the KL. Reasons and limits: docs/experiments/division.md.
 """
 
 from collections.abc import Callable

@@ -1,14 +1,10 @@
 """With the same sampled completions, several updates with each batch bring a student nearer to its teacher than one
 update, and than TRL's own trainer.
 
-The exact KL of a token needs no importance weights on completions of an earlier student, so a batch can be used again.
-A student with 20 of SmolLM2-135M's 30 layers is trained towards the whole model with 40 batches of 256 completions,
-each used for 1, 2, 4 or 8 updates, with 160 batches of 64, each used once or twice, or with
-320 batches of 32, each used once. TRL's trainer uses a batch once;
-it has the same student, prompts and evaluation, with three divergences. The rate and the schedule of every arm are
-those that were best with one seed, by the KL on the student's completions, and it is judged by three others, seed by
-seed. Design,
-tables and limits: docs/experiments.md.
+A student with 20 of SmolLM2-135M's 30 layers is trained towards the whole model with batches of 256, 64 or 32
+completions, 10,240 in all, each used for 1 to 8 updates. TRL's trainer uses a batch once, with three divergences. The
+rate and the schedule of every arm are those that were best with one seed, by the KL on the student's completions, and
+it is judged by three others, seed by seed. Design, tables and limits: docs/experiments/stale-distillation.md.
 """
 
 from collections.abc import Iterable, Iterator

@@ -1,18 +1,11 @@
 """A small push of k1 as a loss, on completions that are L updates old, grows if and only if η β λ_max(F) L > 1, under
 SGD and without noise; with noise a collapse can begin below that, and under Adam the product is no threshold.
 
-On samples of μ the gradient of k1 as a loss is E_μ[s] = -∇KL(μ‖π), about -F (θ - θ_μ), with F the Fisher matrix. With
-a queue of L batches SGD is θ' = θ + ηβF (θ - θ_L), where θ_L is θ of L updates before. Along an eigenvector of F, with
-c = ηβλ, a step is c times the sum of the last L steps. The largest root z of c (1/z + ... + 1/z^L) = 1 is above 1
-exactly if cL > 1; below, a push is enlarged to 1 / (1 - cL) of itself and stops. Two limits come with it. For a softmax
-over arms θ - ηβ (π_0 + ... + π_{L-1}) does not change, so the end is bounded and depends on ηβL alone: this is the mean
-field of a Potts model, whose transition is a jump for three arms or more, so noise can start a collapse below the
-threshold. And where one batch is repeated, in place of a queue, the lag grows, and every push by 1 + c an update.
-
 Exact: bandits with 2, 10 and 100 arms in float64, and the places of 32 texts in a transformer of 1.2 million parameters
 as prompts of one token each. Sampled: bandits with 64 and 1024 completions in a batch, where a run has collapsed if it
 has lost half of its entropy; the same with a reward, by SGD and by Adam, whose product has F times Adam's second
-moments; and the transformer with Adam, whole completions and the reward of a right sum.
+moments; and the transformer with Adam, whole completions and the reward of a right sum. Derivation and limits:
+docs/experiments/stale-completions.md.
 """
 
 import math

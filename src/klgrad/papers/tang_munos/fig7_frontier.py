@@ -1,10 +1,9 @@
 """Near the reference, a KL penalty buys reward at a lower KL, k1 as a loss does not, and k3 as a loss is close to the
 sound gradient.
 
-The paper's experiment with a reward, on a smaller model: SmolLM2-135M-Instruct learns sums and differences. All runs
-have the same learning rate and advantages that are centred in their group and not divided by a standard deviation. Arms
-are compared by the KL per completion at which they reach a share of right answers, from their evaluations after 20, 40
-and 60 updates. Design, table and limits: docs/experiments.md.
+The paper's experiment with a reward, on a smaller model: SmolLM2-135M-Instruct learns sums and differences. Arms are
+compared by the KL per completion at which they reach a share of right answers, from their evaluations after 20, 40 and
+60 updates. Design, table and limits: docs/experiments/reward-and-kl.md.
 """
 
 import math

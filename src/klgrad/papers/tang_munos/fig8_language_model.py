@@ -2,12 +2,10 @@
 and variance reduction makes them faster.
 
 Figure 8 of the paper, on a smaller model: a student with 20 of SmolLM2-135M's 30 layers is trained towards the whole
-model by the KL alone. The sentences are judged by the paper's measure, the KL on the student's own completions, where
-completions may end, as the paper's do, and at fixed length, where no arm can lower it by ending early. The learning
-rate of an arm is the one that ends lowest with seed 0. Arms are judged by six other seeds, 3 to 8, seed by seed, and k3
-as a loss, which has no such runs, by seeds 0 to 2. Ends come in groups, so each run is drawn. The middle panels show
-what the paper's measure hides: on the teacher's completions the sequence-level students are farther from the teacher
-than at the start. Design, tables and limits: docs/experiments.md.
+model by the KL alone. The sentences are judged by the KL on the student's own completions, where completions may end
+and at fixed length, where no arm can lower it by ending early. The learning rate of an arm is the one that ends lowest
+with seed 0. Arms are judged by six other seeds, seed by seed, and k3 as a loss, which has no such runs, by seeds 0 to
+2. Design, tables and limits: docs/experiments/distillation.md.
 """
 
 from statistics import median

@@ -2,12 +2,10 @@
 equal KL, and a KL in the reward with divided advantages does not catch up.
 
 The paper leaves long runs open, so all sentences are ours. SmolLM2-135M-Instruct learns sums and differences for 300
-updates, with k3 or k2 as a loss or k1 in the reward at a coefficient of 0.03, and without a KL. Advantages are centred
-in their group and not divided by a standard deviation. k1 in the reward at a coefficient of 0.07 should end about as
-far from the reference as k3 as a loss, after as many updates. Other papers say of the other arms that they collapse or
-fail: k3 in the reward and k1 as a loss, at 0.1 and 1, and k1 in the reward at 0.03 with divided advantages. A run has
-collapsed if it ends with fewer right answers than it began with, or if its weights were not finite before the last
-update. Arms are compared seed by seed. Design, tables and limits: docs/experiments.md.
+updates, at a coefficient of 0.03 where it is not said. Advantages are centred in their group and not divided by a
+standard deviation, but in one arm. Other papers say of k3 in the reward, k1 as a loss and divided advantages that they
+collapse or fail. A run has collapsed if it ends with fewer right answers than it began with, or if its weights were not
+finite before the last update. Arms are compared seed by seed. Design and limits: docs/experiments/reward-and-kl.md.
 """
 
 import itertools
