@@ -88,7 +88,7 @@ figures: $(DEV)  ## redraw the pictures of the README and the docs
 	$(BIN)/python docs/figures/large_batches.py
 
 results: $(DEV)  ## recompute docs/results.md and its figures
-	$(BIN)/klgrad reproduce --out build/reproduced || test $$? -eq 1
+	$(BIN)/klgrad reproduce --fresh --out build/reproduced || test $$? -eq 1
 	$(BIN)/python scripts/results.py build/reproduced
 
 frameworks: $(DEV) $(OTHERS) $(ARRAYS)  ## audit every framework; write src/klgrad/frameworks/records and docs/frameworks

@@ -1,5 +1,6 @@
 """Files that are written whole or not at all, tables for the terminal, and names of tensors."""
 
+import glob
 import math
 import os
 import re
@@ -90,6 +91,13 @@ def _replace(target: Path, content: bytes) -> None:
         except BaseException:
             partial.unlink(missing_ok=True)
             raise
+
+
+def partials_of(path: Path, processes: Iterable[int]) -> list[Path]:
+    """Temporary files that killed processes have left for a path."""
+    target = Path(os.path.realpath(path))
+    name = glob.escape(target.name)
+    return [partial for process in processes for partial in target.parent.glob(f".{name}.{process}.*.partial")]
 
 
 def _encoded(content: str | bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""Running and interrupting; worker processes: what they inherit, and that none outlives the command."""
+"""Running, keeping and interrupting; worker processes: what they inherit, and that none outlives the command."""
 
 import json
 import os
@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from klgrad.cli import app, reproduce as command
 from klgrad.errors import MissingExtraError, UnknownNameError
-from klgrad.papers import Check, Settings, Study, every_outcome, reproduce
+from klgrad.papers import Check, Settings, Study, every_outcome, reproduce, study as runner
 from klgrad.papers.study import MODULES, Outcome, below, load_study, within
 
 
@@ -54,6 +54,32 @@ def test_numbers_figure_and_verdict_are_kept(tmp_path):
     assert sorted(p.name for p in (tmp_path / "paper").iterdir()) == ["made-up.json", "made-up.png", "made-up.svg"]
 
 
+@pytest.mark.slow
+def test_numbers_of_other_settings_or_code_or_of_a_damaged_file_are_computed_again(tmp_path, monkeypatch):
+    made, file = study(), tmp_path / "paper/made-up.json"
+    computed = lambda how=None, **fresh: reproduce(made, how or Settings(), tmp_path, **fresh).seconds is not None
+    assert (computed(), computed(), computed(fresh=True)) == (True, False, True)
+    assert computed(Settings(seed=1))
+    assert computed(Settings(quick=True))
+    for junk in ("", "{", '{"settings": 3}', "[]"):
+        file.write_text(junk)
+        assert computed()
+    assert not computed()
+    monkeypatch.setattr(runner, "_code", lambda: "another")
+    assert computed()
+
+
+def test_the_digest_of_the_code_depends_on_every_source(tmp_path, monkeypatch):
+    (tmp_path / "papers").mkdir()
+    (tmp_path / "core").mkdir()
+    monkeypatch.setattr(runner, "__file__", str(tmp_path / "papers" / "study.py"))
+    digests = set()
+    for text in ("k3 = 1", "k3 = 2", "k3 = 2"):
+        (tmp_path / "core" / "estimators.py").write_text(text)
+        digests.add(runner._code.__wrapped__())
+    assert len(digests) == 2
+
+
 @pytest.mark.parametrize(("holds", "decided", "status"), [(True, True, 0), (False, True, 1), (False, False, 0)])
 def test_the_status_is_1_if_a_claim_is_contradicted(holds, decided, status, tmp_path, monkeypatch):
     made = study()
@@ -84,13 +110,18 @@ def test_a_verdict_on_a_papers_claim_leaves_out_sentences_that_are_ours():
 
 
 @pytest.mark.slow
-def test_interrupted_it_leaves_whole_files_and_names_what_is_missing(tmp_path, monkeypatch):
-    second = Study("paper/second", study(fails=KeyboardInterrupt()).computation)
-    replace_studies(monkeypatch, study(), second)
+def test_interrupted_it_leaves_whole_files_and_goes_on_later(tmp_path, monkeypatch):
+    first, second = study(), Study("paper/second", study(fails=KeyboardInterrupt()).computation)
+    replace_studies(monkeypatch, first, second)
     stopped = CliRunner().invoke(app, ["reproduce", "--out", str(tmp_path), "--jobs", "1"])
     assert stopped.exit_code == 130
-    assert "klgrad reproduce paper/second" in stopped.output
+    assert "to compute the missing results" in stopped.output
     assert sorted(p.name for p in (tmp_path / "paper").iterdir()) == ["made-up.json", "made-up.png", "made-up.svg"]
+    vars(second.computation)["run"] = lambda settings: {"x": [3.0]}
+    vars(first.computation)["run"] = None  # its numbers are kept
+    done = CliRunner().invoke(app, ["reproduce", "--out", str(tmp_path), "--jobs", "1"])
+    assert done.exit_code == 0
+    assert "kept" in done.output
 
 
 @pytest.mark.slow
@@ -199,10 +230,12 @@ def test_no_worker_outlives_the_command(case, moment, tmp_path):
         wait_for(lambda: not session(process.pid), 30)
         if number == signal.SIGINT:
             assert process.returncode == 130
-            assert errors == ""
-            assert "To compute the missing results" in shown
-        for path in tmp_path.rglob("*.json"):
-            json.loads(path.read_text())
+            assert "Traceback" not in errors
+            assert "to compute the missing results" in shown
+        for path in (p for p in tmp_path.rglob("*") if p.is_file() and number == signal.SIGINT):
+            assert path.suffix in (".json", ".png", ".svg"), path
+            if path.suffix == ".json":
+                json.loads(path.read_text())
     finally:
         for name in session(process.pid):
             os.killpg(process.pid, signal.SIGKILL)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from klgrad.errors import OutputError
-from klgrad.support import write_whole
+from klgrad.support import partials_of, write_whole
 
 
 def names_in(folder):
@@ -101,6 +101,8 @@ def test_another_process_keeps_its_half_written_file(tmp_path):
     write_whole(tmp_path / "out.json", "whole")
     assert (tmp_path / "out.json").read_text() == "whole"
     assert other.read_text() == "half"
+    assert partials_of(tmp_path / "out.json", [1, 2]) == [other]
+    assert partials_of(tmp_path / "out.json", [2]) == []
 
 
 def test_a_link_in_place_of_the_temporary_file_is_not_followed(tmp_path, monkeypatch):

@@ -84,6 +84,7 @@ def command(
     jobs: Annotated[int, typer.Option(min=1, help="Number of results to compute at a time.")] = min(
         4, os.cpu_count() or 1
     ),
+    fresh: Annotated[bool, typer.Option("--fresh", help="Compute again, even if an earlier run has results.")] = False,
     with_: Annotated[
         list[str] | None,
         typer.Option(
@@ -111,7 +112,8 @@ def command(
 
     Exit status 1 if a claim is contradicted, as some are with every run: docs/results.md says which.
 
-    If it is interrupted, all files are complete, and it says which results are missing.
+    If it is interrupted, all files are complete; run it again to compute the missing results. Numbers of an earlier run
+    are kept if the settings and the code are the same.
     """
     import torch
 
@@ -134,7 +136,7 @@ def command(
     ensure_folder(out)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # the same as Ctrl-C: workers end, files stay complete
     measured = measure(chosen if results else [], out) if run else None
-    outcomes, stopped = _run(chosen, Settings(quick, seed, measured, tuple(with_ or ())), out, jobs)
+    outcomes, stopped = _run(chosen, Settings(quick, seed, measured, tuple(with_ or ())), out, fresh, jobs)
     console.print(_summary({study.name: study.claim for study in chosen}, outcomes))
     for outcome in outcomes if results else []:
         console.print("", f"{outcome.name}: {outcome.counts}", _checks(outcome), sep="\n")
@@ -146,14 +148,13 @@ def command(
     _say_what_was_not_computed(console, outcomes, here=run)
     print_path(console, f"Numbers and figures are in {out}/")
     if stopped:
-        missing = " ".join(study.name for study in chosen if study.name not in {o.name for o in outcomes})
-        console.print(f"Interrupted. To compute the missing results: klgrad reproduce {missing}", style="yellow")
+        console.print("Interrupted. Run the same command again to compute the missing results.", style="yellow")
         raise typer.Exit(INTERRUPTED)
     if any(outcome.is_contradicted for outcome in outcomes):
         raise typer.Exit(1)
 
 
-def _run(chosen: list[Study], settings: Settings, out: Path, jobs: int) -> tuple[list[Outcome], bool]:
+def _run(chosen: list[Study], settings: Settings, out: Path, fresh: bool, jobs: int) -> tuple[list[Outcome], bool]:
     """Outcomes in the order of `chosen`, and whether the run was interrupted."""
     from ..papers import every_outcome
 
@@ -164,7 +165,7 @@ def _run(chosen: list[Study], settings: Settings, out: Path, jobs: int) -> tuple
     with bar(*columns, console=console) as progress, lines(console, lambda: f"{len(outcomes)} of {len(chosen)} done"):
         task = progress.add_task("Reproducing", total=len(chosen))
         try:
-            for outcome in every_outcome(chosen, settings, out, jobs=jobs):
+            for outcome in every_outcome(chosen, settings, out, fresh=fresh, jobs=jobs):
                 outcomes[outcome.name] = outcome
                 progress.update(task, description=outcome.name, advance=1)
         except KeyboardInterrupt:
@@ -175,10 +176,9 @@ def _run(chosen: list[Study], settings: Settings, out: Path, jobs: int) -> tuple
 def _summary(claims: dict[str, str], outcomes: list[Outcome]) -> Table:
     rows = []
     for outcome in outcomes:
+        seconds = "kept" if outcome.seconds is None else f"{outcome.seconds:.1f}"
         verdict = Text(outcome.verdict, style="green" if outcome.holds else "yellow")
-        rows.append(
-            (outcome.name, claims[outcome.name], verdict, "recorded" if outcome.measured else f"{outcome.seconds:.1f}")
-        )
+        rows.append((outcome.name, claims[outcome.name], verdict, "recorded" if outcome.measured else seconds))
     return text_table(rows, ("result", "claim", "verdict", "seconds"), numbers=3)
 
 

@@ -6,6 +6,7 @@ so that neither depends on anything that was not saved. Small studies of one top
 with the same docstring and methods.
 """
 
+import hashlib
 import json
 import math
 import multiprocessing
@@ -17,15 +18,17 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from importlib import import_module
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 
 from .. import __version__
-from ..drawing import look, write_figure
-from ..support import finite, write_whole
+from ..drawing import KINDS, look, write_figure
+from ..support import finite, partials_of, write_whole
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes as Axes
@@ -305,14 +308,14 @@ class Outcome:
     Attributes:
         name: of the result.
         checks: one for each sentence of the claim.
-        seconds: the time of the computation.
+        seconds: the time of the computation; None if the numbers of an earlier run were kept.
         measured: when and by which commit the training runs behind the numbers were made; empty without such runs.
         comparison: the numbers of all arms, if there are arms of a user.
     """
 
     name: str
     checks: list[Check]
-    seconds: float = 0.0
+    seconds: float | None = None
     measured: str = ""
     comparison: Comparison | None = None
 
@@ -348,12 +351,20 @@ class Outcome:
         return ". ".join(parts) or "holds"
 
 
-def reproduce(study: Study, settings: Settings, out: Path) -> Outcome:
-    """Compute, judge and draw one result, into a folder for numbers and figures."""
-    start = time.perf_counter()
-    # Judge and draw what JSON stores: the file is all that a verdict rests on.
-    numbers = json.loads(json.dumps(finite(study.computation.run(settings))))
-    seconds = time.perf_counter() - start
+def reproduce(study: Study, settings: Settings, out: Path, *, fresh: bool = False) -> Outcome:
+    """Compute, judge and draw one result, into a folder for numbers and figures.
+
+    Numbers that an earlier run of the same code and settings has left there are kept, unless they should be `fresh`. A
+    file of training runs is read at once, and may have changed; so may the file of a user's arm.
+    """
+    data, arms = out / f"{study.name}.json", list(settings.arms)
+    requested = {"klgrad": __version__, "torch": torch.__version__, "code": _code(), **asdict(settings), "arms": arms}
+    numbers, seconds = None if fresh or study.experiment or arms else _kept(data, requested), None
+    if numbers is None:
+        start = time.perf_counter()
+        # Judge and draw what JSON stores, so that kept numbers give the same result.
+        numbers = json.loads(json.dumps(finite(study.computation.run(settings))))
+        seconds = time.perf_counter() - start
     made = numbers["made"] if study.experiment else {}
     measured = f"{', '.join(made['date'])}, commit {', '.join(made['commit'])}" if made else ""
     comparison = study.compare(numbers) if study.compare and settings.arms else None
@@ -362,14 +373,30 @@ def reproduce(study: Study, settings: Settings, out: Path) -> Outcome:
         "result": study.name,
         "source": study.source,
         "claim": study.claim,
-        "settings": {"klgrad": __version__, "torch": torch.__version__, **asdict(settings)},
+        "settings": requested,
         "verdict": outcome.verdict,
         "checks": [asdict(check) for check in outcome.checks],
         "numbers": numbers,
     }
-    write_whole(out / f"{study.name}.json", json.dumps(saved, indent=1) + "\n")
+    write_whole(data, json.dumps(saved, indent=1) + "\n")
     _draw(study, numbers, out / f"{study.name}.png")
     return outcome
+
+
+def _kept(data: Path, requested: Numbers) -> Numbers | None:
+    """Numbers of an earlier run with the same settings; None if there are none."""
+    try:
+        saved = json.loads(data.read_text(encoding="utf-8"))
+        return saved["numbers"] if saved["settings"] == requested else None
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+@cache
+def _code() -> str:
+    """A digest of the package's sources: numbers of other code are computed again."""
+    sources = sorted(Path(__file__).parents[1].rglob("*.py"))
+    return hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:16]
 
 
 def _draw(study: Study, numbers: Numbers, path: Path) -> None:
@@ -385,27 +412,36 @@ def _draw(study: Study, numbers: Numbers, path: Path) -> None:
 # Compute several results at a time, each in its own process.
 
 
-def every_outcome(studies: Sequence[Study], settings: Settings, out: Path, *, jobs: int = 1) -> Iterator[Outcome]:
-    """Compute results with `jobs` processes, which end at once on an interrupt; outcomes come as they finish."""
+def every_outcome(
+    studies: Sequence[Study], settings: Settings, out: Path, *, fresh: bool = False, jobs: int = 1
+) -> Iterator[Outcome]:
+    """Compute results with `jobs` processes; outcomes come as they finish.
+
+    On an interrupt the processes end at once, and leave no partial file.
+    """
     jobs = min(jobs, len(studies))
     if jobs == 1:
         for study in studies:
-            yield reproduce(study, settings, out)
+            yield reproduce(study, settings, out, fresh=fresh)
         return
     # Spawn, because a fork copies locks that other threads hold, such as that of a progress bar.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, context, initializer=_begin_worker, initargs=(torch.get_num_threads(),)) as pool:
         # The workers, which start at `submit`, inherit that Ctrl-C is ignored: this process decides whether to stop.
         handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
-        tasks = [pool.submit(_reproduce_named, study.name, settings, out) for study in studies]
+        tasks = [pool.submit(_reproduce_named, study.name, settings, out, fresh) for study in studies]
         signal.signal(signal.SIGINT, handler)
         try:
             for task in as_completed(tasks):
                 yield task.result()
         except BaseException:
-            for worker in pool._processes.values():
+            workers = dict(pool._processes)
+            for worker in workers.values():
                 worker.terminate()
             pool.shutdown(cancel_futures=True)
+            for study, kind in product(studies, ("json", *KINDS)):
+                for partial in partials_of(out / f"{study.name}.{kind}", workers):
+                    partial.unlink(missing_ok=True)
             raise
 
 
@@ -417,5 +453,5 @@ def _begin_worker(threads: int) -> None:
     threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
 
 
-def _reproduce_named(name: str, settings: Settings, out: Path) -> Outcome:
-    return reproduce(load_study(name), settings, out)
+def _reproduce_named(name: str, settings: Settings, out: Path, fresh: bool) -> Outcome:
+    return reproduce(load_study(name), settings, out, fresh=fresh)
