@@ -354,7 +354,7 @@ def token_statistics(
         _plan_for(divergence, hidden.device, plan, len(pairs)),
         head.transform,
         transforms[0],
-        backend_for(policy[0]) if divergence is None or tiles_torch.parts_of(divergence) else tiles_torch,
+        backend_for(policy[0]) if divergence is None or divergence.parts else tiles_torch,
         hopper,
         divergence,
     )
