@@ -8,7 +8,7 @@ import pytest
 import torch
 from tolerances import EXACT
 
-from klgrad import Clip, ImportanceWeighting, KLTerm, Mask, Rollout, Truncate, divergences, squared_sequence
+from klgrad import Clip, ImportanceWeighting, KLTerm, Mask, Rollout, Truncate, divergences
 from klgrad.core import families
 from klgrad.core.term import as_code
 from klgrad.errors import MeaningError
@@ -66,12 +66,6 @@ def test_a_bound_must_leave_the_on_policy_ratio_alone(bound):
 def test_an_unknown_ratio_or_bound_is_refused(arguments, text):
     with pytest.raises(MeaningError, match=text):
         ImportanceWeighting(*arguments)
-
-
-def test_the_squared_sequence_takes_a_sound_bound_only():
-    rollout = Rollout(-torch.ones(1, 2), -torch.ones(1, 2), torch.ones(1, 2))
-    with pytest.raises(MeaningError, match="a positive, finite influence bound"):
-        squared_sequence(rollout, influence_bound=-1.0)
 
 
 def test_the_bound_of_a_ratio_has_no_default():

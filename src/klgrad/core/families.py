@@ -75,22 +75,6 @@ SAMPLED_ESTIMATORS: dict[str, tuple[TermEstimator, ...]] = {"reverse": ("k1", "k
 """By divergence; any other has `sampled` alone."""
 
 
-# The influence bound: how much one sample's log-ratio may contribute to a coefficient.
-
-
-def check_influence_bound(bound: float | None) -> None:
-    """Raise `MeaningError` unless the bound is None or a positive, finite number."""
-    if bound is not None and not 0 < bound < float("inf"):
-        raise MeaningError(
-            "a positive, finite influence bound, or None", f"{bound}", "write influence_bound=5.0, for example"
-        )
-
-
-def clip_influence(x: Tensor, bound: float | None) -> Tensor:
-    """Clip `x` to [-bound, bound], the slope of a Huber loss; None leaves it as it is."""
-    return x if bound is None else x.clamp(-bound, bound)
-
-
 # The table: which values of the options may be declared.
 
 
@@ -359,8 +343,9 @@ def evaluate(term: KLTerm, rollout: Rollout, weights: Weights) -> tuple[Tensor, 
         later = later if has_future(term) else None
     else:
         own, later, estimate = contributions(term, rollout)
-        coefficient = weights.own * clip_influence(own, term.influence_bound)
-        later = None if later is None else weights.own * clip_influence(later, term.influence_bound)
+        bound = float("inf") if term.influence_bound is None else term.influence_bound  # the slope of a Huber loss
+        coefficient = weights.own * own.clamp(-bound, bound)
+        later = None if later is None else weights.own * later.clamp(-bound, bound)
         value, pathwise = (weights.own[:, : estimate.shape[1]] * estimate).sum(-1), None
     if later is not None:
         coefficient = coefficient + credit.future(later, rollout.mask, term.discount)
