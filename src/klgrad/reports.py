@@ -425,7 +425,7 @@ def kl_report(rollout: Rollout) -> Report:
         Schulman, Approximating KL divergence, 2020, http://joschu.net/blog/kl-approx.html.
     """
     sums = KLSums()
-    sums.add(rollout, None if rollout.group is None else number_groups(rollout.group).number)
+    sums.add(rollout, None if rollout.group is None else number_groups(rollout.group)[0])
     return sums.report()
 
 
@@ -461,5 +461,5 @@ def mismatch_report(logp: Tensor, behavior_logp: Tensor, mask: Tensor, *, group:
     """
     sums = MismatchSums()
     rollout = Rollout(logp, behavior_logp, mask, behavior_logp=behavior_logp, group=group)
-    sums.add(rollout, None if rollout.group is None else number_groups(rollout.group).number)
+    sums.add(rollout, None if rollout.group is None else number_groups(rollout.group)[0])
     return sums.report()

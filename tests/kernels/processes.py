@@ -56,4 +56,5 @@ def work(rank: int, folder: str) -> None:
     result["gradients"] = [hidden, *(g.full_tensor() for g in parameters)]
     result["local"] = [g.to_local().shape[0] for g in parameters]
     torch.save(result, f"{folder}/{rank}.pt")
+    dist.barrier()
     dist.destroy_process_group()
