@@ -4,7 +4,7 @@ et al.), and learns far less if they are (after Yao et al., who report a collaps
 The papers use different algorithms and models. Here the division is all that differs: SmolLM2-135M-Instruct learns sums
 and differences with k1 in the reward, k1 in the advantage after the division, or the gradient of k2 or k3 as a loss.
 The effective coefficient is the weight of the KL's gradient relative to that of the reward's. Right answers are judged
-at a coefficient of 0.1, which has three seeds. Reasons, table and limits: docs/experiments/division.md.
+at a coefficient of 0.1. Reasons, table and limits: docs/experiments/division.md.
 """
 
 from ..drawing import STYLES
@@ -82,7 +82,7 @@ LAST = 60
 GROUP = 8
 """Completions of a prompt."""
 COMPARED_AT = "0.1"
-"""The coefficient with three seeds, at which the claims are judged."""
+"""The coefficient at which the claims are judged."""
 COLUMNS = ("correct_in", "correct_out", "kl_per_sequence", "train_groups_without_spread", "skipped_updates")
 REWARD, DIVIDED = "k1-reward undivided", "k1-reward divided"
 ADVANTAGE, DIVIDED_ADVANTAGE = "k1-advantage-leave-one-out undivided", "k1-advantage-leave-one-out divided"
@@ -136,7 +136,7 @@ def _at_every_coefficient(last: list[runs.Row], column: str, higher: str, lower:
 
 
 def check(numbers: Numbers) -> list[Check]:
-    """The papers' claims at the coefficient with three seeds, and ours."""
+    """The papers' claims at one coefficient, and ours."""
     differences = {claim: each[COMPARED_AT] for claim, each in numbers["comparisons"].items()}
     return [
         *(runs.exceeds_over_seeds(claim, differences[claim]) for claim in CLAIMED),
