@@ -9,7 +9,7 @@ import torch
 from oracle import SEQUENCES
 from tolerances import SINGLE
 
-from klgrad.audit.batch import from_problem
+from klgrad.audit.probes import from_problem
 from klgrad.audit.subject import expected_gradient
 from klgrad.frameworks import FRAMEWORKS
 

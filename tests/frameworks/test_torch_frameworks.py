@@ -52,9 +52,7 @@ def loss_of(name, setting):
 def gradient_of(loss, problem, members=1):
     """The expected gradient over the logits of a problem."""
     none = torch.zeros(len(problem.space)).double()
-    return expected_gradient(Subject("", "framework", loss, stacks=False), problem, members, none).mean[
-        : problem.logits.numel()
-    ]
+    return expected_gradient(Subject("", "framework", loss), problem, members, none).mean[: problem.logits.numel()]
 
 
 @pytest.mark.parametrize("name", PARTS)

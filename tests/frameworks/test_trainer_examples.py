@@ -17,7 +17,7 @@ from tolerances import EXACT
 
 from klgrad import ImportanceWeighting, KLTerm, Rollout
 from klgrad.audit import audit
-from klgrad.audit.batch import Batch, from_problem
+from klgrad.audit.probes import Batch, from_problem
 from klgrad.audit.subject import Subject
 from klgrad.enumeration import autoregressive
 from klgrad.frameworks import FRAMEWORKS
@@ -60,8 +60,8 @@ def module(name, **content):
     return made
 
 
-def verdicts(name, loss, *, stacks):
-    found = audit(Subject(f"{name} klgrad", "framework", loss, framework=name, stacks=stacks))
+def verdicts(name, loss):
+    found = audit(Subject(f"{name} klgrad", "framework", loss, framework=name))
     return found.verdict, found.verdict_off_policy
 
 
@@ -113,7 +113,7 @@ def swift_loss(example, batch: Batch, loss_type="grpo"):
 def test_ms_swift(ms_swift, loss_type):
     example, factory = ms_swift
     assert factory.TRAINER_MAPPING["grpo"] == f"{example.__name__}.DeclaredKLTrainer"
-    assert verdicts("ms-swift", lambda batch: swift_loss(example, batch, loss_type), stacks=True) == WHOLE
+    assert verdicts("ms-swift", lambda batch: swift_loss(example, batch, loss_type)) == WHOLE
 
 
 # ---------------------------------------------------------------------------------------------------------- OpenRLHF
@@ -189,7 +189,7 @@ class Forward:
 
 @needs("openrlhf")
 def test_openrlhf(openrlhf):
-    assert verdicts("openrlhf", lambda batch: openrlhf_loss(openrlhf, batch), stacks=True) == WHOLE
+    assert verdicts("openrlhf", lambda batch: openrlhf_loss(openrlhf, batch)) == WHOLE
 
 
 # ------------------------------------------------------------------------------------------------------------- SkyRL
@@ -236,7 +236,7 @@ def skyrl_loss(example, batch: Batch):
 
 @needs("skyrl")
 def test_skyrl(skyrl):
-    assert verdicts("skyrl", lambda batch: skyrl_loss(skyrl, batch), stacks=True) == WHOLE
+    assert verdicts("skyrl", lambda batch: skyrl_loss(skyrl, batch)) == WHOLE
 
 
 @needs("skyrl")
@@ -277,7 +277,7 @@ def trinity(monkeypatch):
 def test_trinity(trinity):
     kl, reduction = trinity["klgrad"](kl_coef=1.0), "seq-mean-token-sum"
     loss = lambda batch: kl.calculate_kl_loss(batch.logp, batch.ref_logp, batch.mask, reduction, batch.old_logp)[0]
-    assert verdicts("trinity", loss, stacks=True) == WHOLE
+    assert verdicts("trinity", loss) == WHOLE
 
 
 @needs("trinity")

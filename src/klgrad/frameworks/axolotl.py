@@ -29,12 +29,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ..audit import Subject
-    from ..audit.batch import Batch
+    from ..audit.probes import Batch
 
 REPLACED = ("axolotl", "trl", "transformers", "accelerate", "peft", "liger_kernel")
 TOKEN_MEAN = "dapo"
-PER_BATCH = (TOKEN_MEAN, "bnpo", "cispo")
-"""Loss types that average over the tokens of the batch."""
+"""A loss type that averages over the tokens of the batch."""
 
 DEFAULT = "axolotl async loss_type=dapo use_bias_correction_kl=False"
 
@@ -84,7 +83,7 @@ def _in_loss(kind: str, corrected: bool) -> Subject:
         return trainer._compute_loss(None, data)
 
     name = f"axolotl async loss_type={kind} use_bias_correction_kl={corrected}"
-    return subject("axolotl", name, loss, stacks=kind not in PER_BATCH)
+    return subject("axolotl", name, loss)
 
 
 def _distilled(beta: float) -> Subject:

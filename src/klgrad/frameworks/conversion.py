@@ -32,9 +32,7 @@ def pull_of(result: AuditResult) -> Pull:
     values: list[float | None] = [None] * len(LOG_RATIOS)
     if not refusal:
         at = torch.tensor(LOG_RATIOS, dtype=torch.float64)
-        reverse, forward = a.exact
-        total = reverse * at - forward * torch.expm1(-at) + a.own(at)
-        total = total if a.full is None else total + a.full(at)
+        total = a.own(at) if a.full is None else a.own(at) + a.full(at)
         values = [float(f"{x:.9g}") if math.isfinite(x) else None for x in total.tolist()]
     words = tuple(cells(a)[: len(WORDS)])
     return Pull(scale, a.unit.name, a.unit.rows, a.baseline.name, tuple(values), words, refusal)

@@ -48,7 +48,7 @@ def _grpo(loss_type: str) -> Subject:
         return step(_state(x), batch, 1, 1.0, is_training=False, loss_type=loss_type).loss
 
     # A mean over the tokens of the batch couples its groups.
-    return subject("easydel", f"easydel grpo loss_type={loss_type}", of_arrays(loss, "jax"), stacks=loss_type == "grpo")
+    return subject("easydel", f"easydel grpo loss_type={loss_type}", of_arrays(loss, "jax"))
 
 
 def _ppo(estimator: str, *, whiten: bool) -> Subject:

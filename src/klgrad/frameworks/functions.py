@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ..audit import Subject
-    from ..audit.batch import Batch
+    from ..audit.probes import Batch
 
 TOKEN_MEAN, SUM = "token-mean", "seq-mean-token-sum"
 STAND_INS = ("toml", "msgpack", "mlx_lm", "tqdm", "numpy")
@@ -68,7 +68,7 @@ def _of_unsloth(kind: str, level: str, correction: bool) -> Subject:
         )[0]
 
     # A mean over the tokens of the batch couples its groups; the other loss types are means over completions.
-    return subject("unsloth", named("unsloth grpo", settings), loss, stacks=kind != "dapo")
+    return subject("unsloth", named("unsloth grpo", settings), loss)
 
 
 UNSLOTH = Framework(
@@ -110,7 +110,7 @@ def _of_trinity(kind: str, reduction: str) -> Subject:
         return kl.calculate_kl_loss(batch.logp, batch.ref_logp, batch.mask, reduction, batch.old_logp)[0]
 
     name = f"trinity kl_loss_fn={kind} loss_agg_mode={reduction}"
-    return subject("trinity", name, loss, stacks=reduction != TOKEN_MEAN)
+    return subject("trinity", name, loss)
 
 
 @cache
@@ -154,7 +154,7 @@ def _of_cosmos_rl(kind: str, unbiased: bool) -> Subject:
         return compute(*rows, batch.advantages, ends, config, mask)[0]
 
     name = f"cosmos-rl kl_beta loss_type={kind} unbiased_kl_estimate={unbiased}"
-    return subject("cosmos-rl", name, loss, stacks=kind != TOKEN_MEAN)
+    return subject("cosmos-rl", name, loss)
 
 
 COSMOS_RL = Framework(
@@ -263,7 +263,7 @@ def _liger() -> list[Subject]:
                 **settings,
             )[0]
 
-        return subject("liger", named("liger grpo", settings), loss, stacks=kind != "dapo")
+        return subject("liger", named("liger grpo", settings), loss)
 
     return [of_settings(*x) for x in product(("dapo", "grpo", "dr_grpo"), ("token", "sequence"), (False, True))]
 
@@ -349,7 +349,7 @@ def _torchrl_distilled(direction: str, mean: bool) -> Subject:
         return distillation.forward(data).loss_distill
 
     name = f"torchrl DistillationLoss kl_direction={direction} normalize_by_seq_length={mean}"
-    return subject("torchrl", name, loss, stacks=True)
+    return subject("torchrl", name, loss)
 
 
 class _Data(dict[str, Any]):
@@ -414,7 +414,7 @@ def _twinkle_in_loss(kind: str) -> Subject:
             advantages=batch.advantages,
         ).loss
 
-    return subject("twinkle", f"twinkle {kind} beta", loss, stacks=kind == "GRPOLoss")
+    return subject("twinkle", f"twinkle {kind} beta", loss)
 
 
 def _twinkle_in_reward(normalize: bool, gae_lambda: float) -> Subject:
@@ -497,7 +497,7 @@ def _mlx_grpo(reduction: str) -> Subject:
 
     name = f"mlx-lm-lora grpo_loss_type={reduction}"
     # A mean over the tokens of the batch couples its groups.
-    return subject("mlx-lm-lora", name, of_arrays(loss, "mlx"), stacks=reduction != "bnpo")
+    return subject("mlx-lm-lora", name, of_arrays(loss, "mlx"))
 
 
 def _reinforce(*, reference: bool) -> Subject:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ..audit import Subject
-    from ..audit.batch import Batch
+    from ..audit.probes import Batch
     from ..core.term import Remedy
 
     Critic = Callable[[Batch], Tensor]

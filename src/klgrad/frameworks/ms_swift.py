@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ..audit import Subject
-    from ..audit.batch import Batch
+    from ..audit.probes import Batch
 
 REPLACED = ("swift", "trl", "transformers", "accelerate", "vllm", "packaging")
 
@@ -63,7 +63,7 @@ def _in_loss(loss_type: str, mode: str | None = None) -> Subject:
         return _loss(trainer, batch, batch.advantages)
 
     name = f"ms-swift loss_type={loss_type}" + (f" rollout_importance_sampling_mode={mode}" if mode else "")
-    return subject("ms-swift", name, loss, stacks=loss_type not in TOKEN_MEANS)
+    return subject("ms-swift", name, loss)
 
 
 def in_reward(estimator: str) -> Subject:
@@ -86,7 +86,7 @@ def in_reward(estimator: str) -> Subject:
     name = f"ms-swift kl_in_reward advantage_estimator={estimator} loss_type=dr_grpo"
     whitened = SCALED_BY[estimator] == "batch"
     better = instead(unwhitened="advantage_estimator=rloo" if whitened else "")
-    return subject("ms-swift", name, loss, stacks=not whitened, instead=better)
+    return subject("ms-swift", name, loss, instead=better)
 
 
 def _loss(trainer: Any, batch: Batch, advantages: Tensor) -> Tensor:

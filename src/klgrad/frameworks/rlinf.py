@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ..audit import Subject
-    from ..audit.batch import Batch
+    from ..audit.probes import Batch
 
 STAND_INS = ("megatron", "params_resharding")
 FILES = (
@@ -50,7 +50,7 @@ def in_loss(worker: str, kind: str, reduction: str) -> Subject:
         return run(batch, batch.advantages, kind, reduction)
 
     name = f"rlinf actor={worker} kl_penalty_type={kind} loss_agg_func={reduction}"
-    return subject("rlinf", name, loss, stacks=reduction == SUM)
+    return subject("rlinf", name, loss)
 
 
 def in_advantage(kind: str) -> Subject:

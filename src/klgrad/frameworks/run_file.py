@@ -477,7 +477,7 @@ def _audited(run: Run, part: KLPart) -> PartAudit | None:
     import torch
 
     from ..audit import audit
-    from ..audit.advice import notes
+    from ..audit.advice import findings
     from ..audit.sentences import report, summary
 
     torch.set_num_threads(1)  # the tensors are too small for threads to help
@@ -498,7 +498,7 @@ def _audited(run: Run, part: KLPart) -> PartAudit | None:
     words = summary(r.anatomy), summary(r.anatomy, on_policy=False)
     parts = tuple(report(r.anatomy)) if r.anatomy else ()
     verdicts = (r.verdict, r.verdict_off_policy, r.holds)
-    return PartAudit(part, *verdicts, *words, source, str(r.advice), "; ".join(notes(r)), parts)
+    return PartAudit(part, *verdicts, *words, source, str(r.advice), "; ".join(findings(r)), parts)
 
 
 def _owner(part: KLPart) -> str:

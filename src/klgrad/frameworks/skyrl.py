@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ..audit import Subject
-    from ..audit.batch import Batch
+    from ..audit.probes import Batch
     from .harness import Critic
 
 STAND_INS = (
@@ -75,7 +75,7 @@ def _in_loss(estimator: str) -> Subject:
         return mean(per_token, mask, dim=-1).mean()
 
     name = f"skyrl use_kl_loss kl_estimator_type={estimator}"
-    return subject("skyrl", name, loss, stacks=True)
+    return subject("skyrl", name, loss)
 
 
 def in_reward(
@@ -102,12 +102,11 @@ def in_reward(
 
     name = f"skyrl use_kl_in_reward estimator={estimator} advantage={advantage} {more}".rstrip()
     whitened = advantage.split()[0] in WHITENED
-    stacks = not whitened and more != TOKEN_MEAN
     better = instead(
         k1="" if estimator == "k1" else "kl_estimator_type=k1",
         unwhitened="advantage_estimator=rloo" if whitened else "",
     )
-    return subject("skyrl", name, loss, stacks=stacks, instead=better)
+    return subject("skyrl", name, loss, instead=better)
 
 
 @cache

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ..audit import Subject
-    from ..audit.batch import Batch
+    from ..audit.probes import Batch
     from .formulae import PerToken
 
 
@@ -78,7 +78,7 @@ def molt() -> Iterator[Subject]:
     for whitened in (True, False):
         settings = f"algo.kl in reward estimator=k1 advantage=reinforce{'' if whitened else ' no_whiten'}"
         form = InReward("k1", whitened=whitened, clip=clip)
-        yield kl_subject("molt", settings, form, OVER_TOKENS, stacks=False)
+        yield kl_subject("molt", settings, form, OVER_TOKENS)
     distilled = InReward("k1", discount=0, clip=clip)
     yield kl_subject("molt", "algo.kl in reward advantage=on_policy_distill", distilled, OVER_TOKENS)
     for kind, clamp in (("k1", None), ("k2", 10.0), ("k3", 10.0)):
@@ -123,8 +123,7 @@ def tinker_cookbook() -> Iterator[Subject]:
     for path, centred in (("rl", True), ("distillation", False)):
         for discount in (0.0, 1.0):
             settings = f"{path} kl_penalty_coef kl_discount_factor={discount}"
-            # The mean over the batch couples its groups.
-            yield kl_subject("tinker-cookbook", settings, per_token(centred, discount), SUM, stacks=not centred)
+            yield kl_subject("tinker-cookbook", settings, per_token(centred, discount), SUM)
 
 
 def prime_rl() -> Iterator[Subject]:

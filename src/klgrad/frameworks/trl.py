@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import fields, replace
 from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING, Any
@@ -36,12 +35,10 @@ from .harness import named, subject
 from .run_settings import KLPart, Reader, Run, RunDraft, Why
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from torch import Tensor
 
     from ..audit import Subject
-    from ..audit.batch import Batch
+    from ..audit.probes import Batch
     from ..trl import KLConfig
 
 DISTILLATION_BETAS = (1.0, 0.5, 0.0)
@@ -80,56 +77,31 @@ def subjects() -> list[Subject]:
 
 def grpo(**settings: object) -> Subject:
     """A `GRPOTrainer` with these settings, and TRL's defaults otherwise."""
-    return _subject("grpo", settings, stacks=True)
+    return _subject("grpo", settings)
 
 
 def rloo(**settings: object) -> Subject:
     """An `RLOOTrainer` with these settings, and TRL's defaults otherwise."""
-    # Normalised advantages share the mean and standard deviation of the batch.
-    return _subject("rloo", settings, stacks=not settings["normalize_advantages"])
+    return _subject("rloo", settings)
 
 
 def distillation(**settings: object) -> Subject:
     """A `DistillationTrainer` whose teacher is the reference, with these settings, and TRL's defaults otherwise."""
-    return _subject("distillation", settings, stacks=True)
+    return _subject("distillation", settings)
 
 
 def declared(**settings: Any) -> Subject:
     """This package's `KLTrainer` on TRL, at β = 1, with these settings."""
-    from .. import zoo
-
-    normalised = settings.get("scale_rewards") == "batch" or "multi_objective_aggregation" in settings
-    in_reward = settings.get("kl_placement") == "reward"
-    cell = settings.get("kl_cell")
-    # A standard deviation of the batch divides the KL of all groups, and some losses of the zoo compare groups.
-    couples = (normalised and in_reward) or (cell is not None and zoo.get(cell).couples_groups)
-    return _subject("klgrad", {"kl_coef": 1.0, **settings}, stacks=not couples)
+    return _subject("klgrad", {"kl_coef": 1.0, **settings})
 
 
-def _subject(kind: str, settings: dict[str, object], stacks: bool) -> Subject:
-    import torch
-
+def _subject(kind: str, settings: dict[str, object]) -> Subject:
     from .trl_stage import stage_of
 
     def loss(batch: Batch) -> Tensor:
         return stage_of(kind, tuple(settings.items())).loss(batch)
 
-    def mean_over_groups(batch: Batch) -> Tensor:
-        parts = _by_token_count(batch)
-        return torch.stack([loss(part) * len(part.mask) / len(batch.mask) for part in parts]).sum()
-
-    # A mean over the tokens of the batch is one over groups only if all groups have as many tokens.
-    # So it is in distillation.
-    couples = settings.get("loss_type", "dapo" if kind != "rloo" else None) in (*PER_TOKEN, *PER_PASS)
-    chosen = mean_over_groups if couples else loss
-    return subject("trl", named(f"trl {kind}", settings), chosen, stacks=stacks, exchangeable=True, on_large_batch=loss)
-
-
-def _by_token_count(batch: Batch) -> Iterator[Batch]:
-    """Batches of the groups with equally many tokens, in which a mean over tokens does not couple the groups."""
-    count = batch.mask.sum(-1).view(-1, batch.group_size).sum(-1).repeat_interleave(batch.group_size)
-    for tokens in count.unique():
-        yield replace(batch, **{field.name: getattr(batch, field.name)[count == tokens] for field in fields(batch)})
+    return subject("trl", named(f"trl {kind}", settings), loss)
 
 
 # TRL: the whole policy losses of its own `GRPOTrainer` and `RLOOTrainer`, without a KL, as is TRL's default.

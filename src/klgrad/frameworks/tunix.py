@@ -52,7 +52,7 @@ def of_grpo(framework: str, name: str, config: Any) -> Subject:
         return grpo((x["logp"], x["logits"]), example, config, pad_id=0, eos_id=1)[0]
 
     # A mean over the tokens of the batch couples its groups.
-    return subject(framework, name, of_arrays(loss, "jax"), stacks=config.loss_agg_mode != PER_TOKEN)
+    return subject(framework, name, of_arrays(loss, "jax"))
 
 
 def _example(x: dict[str, object], advantages: object) -> SimpleNamespace:
@@ -282,7 +282,7 @@ def _experimental() -> Subject:
         data |= {"ar_completions_segmentation": live, "completions_logprobs": x["old_logp"]}
         return _trainer().grpo_loss_fn_nnx(x["logp"], config, data, None, None, x["ref_logp"])[0]
 
-    return subject("maxtext", "maxtext experimental.rl grpo_beta", of_arrays(loss, "jax"), stacks=True)
+    return subject("maxtext", "maxtext experimental.rl grpo_beta", of_arrays(loss, "jax"))
 
 
 def _distillation(alpha: float, offline: bool) -> Subject:

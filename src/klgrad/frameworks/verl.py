@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ..audit import Subject
-    from ..audit.batch import Batch
+    from ..audit.probes import Batch
     from ..targets import Verdict
     from ..verl.declaration import VerlObjective
     from .harness import Critic
@@ -55,8 +55,7 @@ CLAMPED = (("k1", True), ("k2", False), ("k3", True))
 """Distillation that is audited with that clamp, too; the last are the defaults of that class."""
 
 TOKEN_MEAN, SUM = "token-mean", "seq-mean-token-sum"
-MEANS_OVER_ROWS = (SUM, "seq-mean-token-sum-norm", "seq-mean-token-mean")
-"""Reductions of which a batch is the mean of its rows; `token-sum` is a sum, and `token-mean` divides by all tokens."""
+"""Reductions: over all tokens of the batch, and over the sums of its rows."""
 
 
 def subjects() -> list[Subject]:
@@ -81,7 +80,7 @@ def in_loss(kind: str, reduction: str) -> Subject:
         return ppo_loss(config, *micro_batch(batch, batch.advantages))[0]
 
     name = f"verl use_kl_loss kl_loss_type={kind} loss_agg_mode={reduction}"
-    return subject("verl", name, loss, stacks=reduction in MEANS_OVER_ROWS)
+    return subject("verl", name, loss)
 
 
 def in_reward(kind: str, advantage: str, *, lam: float = 1.0, critic: Critic = untrained) -> Subject:
@@ -107,7 +106,7 @@ def in_reward(kind: str, advantage: str, *, lam: float = 1.0, critic: Critic = u
     name = f"verl use_kl_in_reward kl_penalty={kind} adv_estimator={advantage}"
     whitened = advantage.split()[0] in WHITENED
     better = instead(k1="" if kind == "kl" else "kl_penalty=kl", unwhitened="adv_estimator=rloo" if whitened else "")
-    return subject("verl", name, loss, stacks=not whitened, instead=better)
+    return subject("verl", name, loss, instead=better)
 
 
 def _distilled(mode: str, policy_gradient: bool, clamp: float | None = None) -> Subject:
@@ -125,7 +124,7 @@ def _distilled(mode: str, policy_gradient: bool, clamp: float | None = None) -> 
 
     clamped = "" if clamp is None else f" loss_max_clamp={clamp:g}"
     name = f"verl distillation loss_mode={mode} use_policy_gradient={policy_gradient}{clamped}"
-    return subject("verl", name, loss, stacks=True)
+    return subject("verl", name, loss)
 
 
 def teacher_log_probs(batch: Batch) -> Tensor:
@@ -307,7 +306,7 @@ def declared(node: dict[str, Any], reduction: str = SUM) -> Subject:
     declaration = term_of({"coef": 1.0, **node})
     loss = _in_advantage if declaration.in_advantage else _in_loss
     name = named("verl klgrad", {"placement": "loss", **node, "loss_agg_mode": reduction})
-    return subject("verl", name, partial(loss, declaration, reduction), stacks=reduction in MEANS_OVER_ROWS)
+    return subject("verl", name, partial(loss, declaration, reduction))
 
 
 def _in_loss(declaration: VerlObjective, reduction: str, batch: Batch) -> Tensor:

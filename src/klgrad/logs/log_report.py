@@ -195,7 +195,7 @@ class LogReport:
 
     def _advise_on_loss(self) -> list[str]:
         off = self.comparisons["token"].relative_difference
-        what = TARGETS[self.cell.descends.on_policy].phrase
+        does = TARGETS[self.cell.descends.on_policy].does
         if self.cell.instead is None or off != off:  # if π equals ref, there is nothing to compare
             return []
         dead_zone = self.dead_share >= RARE
@@ -203,13 +203,13 @@ class LogReport:
             return []
         if off < HARDLY and not dead_zone:
             return [
-                f"{self._named} descends {what}. This near to ref, its coefficients differ from those of the "
+                f"{self._named} {does}. This near to ref, its coefficients differ from those of the "
                 f"token-level reverse KL by only {off:.1%}; the difference grows when π moves away from ref. "
                 f"{self.cell.instead}"
             ]
         dead = f", and are zero on {self.dead_share:.2%} of the tokens" if dead_zone else ""
         return [
-            f"{self._named} descends {what}: on these tokens its coefficients differ from those of the token-level "
+            f"{self._named} {does}: on these tokens its coefficients differ from those of the token-level "
             f"reverse KL by {off:.0%}{dead}. {self.cell.instead}"
         ]
 
