@@ -13,8 +13,7 @@ from itertools import product
 from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from ..targets import Descends
-from .framework import DR_GRPO, Default, Framework, Home, SettingLines, in_place
+from .framework import Default, Framework
 from .harness import bare, instead, load, load_all, named, of_arrays, subject
 
 if TYPE_CHECKING:
@@ -268,9 +267,6 @@ def _liger() -> list[Subject]:
     return [of_settings(*x) for x in product(("dapo", "grpo", "dr_grpo"), ("token", "sequence"), (False, True))]
 
 
-OWN_LOOP = {name: name for name in ("logp", "ref_logp", "mask", "behavior_logp")}
-
-
 LIGER = Framework(
     "liger",
     "liger-kernel",
@@ -279,30 +275,6 @@ LIGER = Framework(
     Default(
         "beta=0.04, k3 without bias correction",
         "liger grpo loss_type=dapo importance_sampling_level=token use_bias_correction_kl=False",
-    ),
-    settings={
-        ("reverse", "token"): SettingLines(
-            "from liger_kernel.chunked_loss import LigerFusedLinearGRPOLoss\n\n"
-            'loss = LigerFusedLinearGRPOLoss(beta=0.04, loss_type="dr_grpo", max_completion_length=1024, '
-            "use_bias_correction_kl=True)",
-            "liger grpo loss_type=dr_grpo importance_sampling_level=token use_bias_correction_kl=True",
-            Descends("reverse-kl-token", "reverse-kl-token-sampler"),
-            policy_loss=DR_GRPO,
-        ),
-        ("forward", "token"): SettingLines(
-            "from liger_kernel.chunked_loss import LigerFusedLinearGRPOLoss\n\n"
-            'loss = LigerFusedLinearGRPOLoss(beta=0.04, loss_type="dr_grpo", max_completion_length=1024)',
-            "liger grpo loss_type=dr_grpo importance_sampling_level=token use_bias_correction_kl=False",
-            Descends("forward-kl-token", "k3-token"),
-            policy_loss=DR_GRPO,
-        ),
-    },
-    home=Home(
-        "the loss of your own loop: Liger's fused loss has no place for a term",
-        in_place("loss = loss + beta * kl.loss", OWN_LOOP),
-        "your loop",
-        OWN_LOOP,
-        "All are (B, T), and mask is 1 at the tokens of the completion. Call LigerFusedLinearGRPOLoss with beta=0.",
     ),
 )
 

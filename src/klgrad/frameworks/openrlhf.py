@@ -17,8 +17,7 @@ from itertools import product
 from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from ..targets import Descends
-from .framework import Default, Framework, Home, SettingLines, in_place
+from .framework import Default, Framework
 from .harness import bare, instead, load_all, named, subject, untrained
 from .run_settings import ADAPTS, KLPart, Reader, Run, RunDraft, Why, one_of
 
@@ -230,14 +229,6 @@ def _stale(draft: RunDraft) -> dict[str, bool]:
     }
 
 
-TENSORS = {
-    "logp": "action_log_probs",
-    "ref_logp": "base_action_log_probs",
-    "mask": "experience.action_mask",
-    "behavior_logp": "experience.rollout_log_probs",
-}
-
-
 FRAMEWORK = Framework(
     "openrlhf",
     "openrlhf",
@@ -248,34 +239,6 @@ FRAMEWORK = Framework(
         "openrlhf algo.kl in reward estimator=k1 advantage=gae critic=0",
     ),
     whole_losses=policy_losses,
-    settings={
-        ("reverse", "sequence"): SettingLines(
-            "--algo.kl.estimator k1 --algo.advantage.estimator rloo",
-            "openrlhf algo.kl in reward estimator=k1 advantage=rloo",
-            Descends("unknown", "unknown"),
-            "The policy loss averages over the batch's tokens, and log-ratios are clamped at 10: reverse-kl-sequence "
-            "only at equal lengths and within ±10. The default estimator, gae, whitens: the batch's spread divides β.",
-            "rloo replaces the critic by the other completions of the prompt: set --rollout.n_samples_per_prompt above "
-            "1. The KL is added after this baseline.",
-        ),
-        ("reverse", "token"): SettingLines(
-            "--algo.kl.use_loss --algo.kl.estimator k3 --algo.kl.unbiased_gradient",
-            "openrlhf algo.kl.use_loss estimator=k3 unbiased_gradient=True",
-            Descends("reverse-kl-token", "unknown"),
-            "It averages over the batch's tokens: right at equal lengths and in large batches. Off-policy its ratio is "
-            "truncated at 10.",
-            "none; --actor.loss_agg_mode reduces the policy loss, and the KL is always averaged over the tokens.",
-        ),
-    },
-    home=Home(
-        "ActorPPOTrainer.training_step, in the place of its call of compute_approx_kl",
-        in_place("kl = kl.per_token", TENSORS),
-        "ActorPPOTrainer.training_step(self, experience, kl_ctl, ...)",
-        TENSORS,
-        "Set --algo.kl.use_loss and leave --algo.kl.init_coef above 0, which is β: at 0 OpenRLHF loads no reference. "
-        "Its next lines multiply by β and average over the tokens of the batch, as for the policy loss: this KL in "
-        "large batches, and on every batch at equal lengths.",
-    ),
     reader=Reader(
         "OpenRLHF",
         KNOWN,

@@ -19,8 +19,7 @@ from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from ..errors import RunFileError
-from ..targets import Descends
-from .framework import Default, Framework, Home, SettingLines, in_place
+from .framework import Default, Framework
 from .harness import bare, instead, load_all, named, scores, standing_in, subject, untrained
 from .run_settings import ADAPTS, OTHER_PROGRAMS, KLPart, Reader, Run, RunDraft, Why
 
@@ -280,14 +279,6 @@ def _stale(draft: RunDraft) -> dict[str, bool]:
     }
 
 
-TENSORS = {
-    "logp": "action_log_probs",
-    "ref_logp": "base_action_log_probs",
-    "mask": "loss_mask",
-    "behavior_logp": "rollout_action_logprobs",
-}
-
-
 FRAMEWORK = Framework(
     "skyrl",
     "skyrl",
@@ -295,40 +286,6 @@ FRAMEWORK = Framework(
     subjects,
     Default("k3 as a loss", "skyrl use_kl_loss kl_estimator_type=k3"),
     whole_losses=policy_losses,
-    settings={
-        ("reverse", "sequence"): SettingLines(
-            "trainer.algorithm.use_kl_loss=false\n"
-            "trainer.algorithm.use_kl_in_reward=true\n"
-            "trainer.algorithm.kl_estimator_type=k1\n"
-            "trainer.algorithm.advantage_estimator=rloo\n"
-            "trainer.algorithm.loss_reduction=seq_mean_token_sum_norm\n"
-            "trainer.algorithm.max_seq_len=4096",
-            "skyrl use_kl_in_reward estimator=k1 advantage=rloo",
-            Descends("reverse-kl-sequence", "unknown"),
-            "In the reward k3, the default, descends no divergence. With off_policy_correction.tis_ratio_type=sequence "
-            "and sequence_tis_ratio_clip_high out of reach it holds for an inference engine's samples too, on the "
-            "first update after a rollout, at a variance that grows with the length.",
-            "seq_mean_token_sum_norm divides the policy loss by rows x max_seq_len, where token_mean, the default, "
-            "divides by the tokens of the batch: gradients are smaller by mean length / max_seq_len. rloo needs "
-            "several completions per prompt.",
-        ),
-        ("reverse", "token"): SettingLines(
-            "trainer.algorithm.use_kl_loss=true\ntrainer.algorithm.kl_estimator_type=k2",
-            "skyrl use_kl_loss kl_estimator_type=k2",
-            Descends("unknown", "unknown"),
-            "It divides by each completion's length: reverse-kl-token only where all are equally long.",
-            "none; loss_reduction reduces the policy loss only.",
-        ),
-    },
-    home=Home(
-        "PolicyWorkerBase._forward_backward_micro, in the place of the two lines that compute kl_loss",
-        in_place("kl_loss = kl.loss", TENSORS),
-        "PolicyWorkerBase._forward_backward_micro(self, experience, ...)",
-        TENSORS,
-        "Leave trainer.algorithm.use_kl_loss=true: without it SkyRL loads no reference. Its next line multiplies by "
-        "kl_loss_coef, which is β. The KL is summed over each completion and averaged over completions, while "
-        "loss_reduction reduces the policy loss.",
-    ),
     reader=Reader(
         "SkyRL",
         KNOWN,

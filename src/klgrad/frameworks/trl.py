@@ -30,8 +30,7 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from ..errors import RunFileError
-from ..targets import Descends
-from .framework import DR_GRPO, Default, Framework, Home, SettingLines
+from .framework import Default, Framework
 from .harness import named, subject
 from .run_settings import KLPart, Reader, Run, RunDraft, Why
 
@@ -337,18 +336,6 @@ def _whole(value: Any) -> int:
     return int(value) if str(value).isdigit() else 0
 
 
-# The advice.
-
-KL_TRAINER = """\
-from klgrad import {names}
-from klgrad.trl import KLConfig, KLTrainer
-
-args = KLConfig("runs/mine", kl_coef=0.04, loss_type="dr_grpo")
-kl = {term}
-trainer = KLTrainer(model, reward, args, kl=kl, train_dataset=prompts)\
-"""
-
-
 FRAMEWORK = Framework(
     "trl",
     "trl",
@@ -359,50 +346,6 @@ FRAMEWORK = Framework(
         "trl grpo loss_type=dapo importance_sampling_level=token use_bias_correction_kl=True",
     ),
     whole_losses=policy_losses,
-    settings={
-        ("reverse", "token"): SettingLines(
-            "from trl import GRPOConfig\n\n"
-            "args = GRPOConfig(\n"
-            '    "runs/mine", beta=0.04, loss_type="dr_grpo", importance_sampling_level="token", '
-            "use_bias_correction_kl=True\n)",
-            "trl grpo loss_type=dr_grpo importance_sampling_level=token use_bias_correction_kl=True",
-            Descends("reverse-kl-token", "reverse-kl-token-sampler"),
-            "The default loss_type, dapo, averages over the tokens of the batch: the same at equal lengths and in "
-            "large batches. With use_vllm, nothing corrects the KL for the difference between vLLM and the trainer.",
-            DR_GRPO,
-        ),
-        ("reverse", "sequence"): SettingLines(
-            'from trl import RLOOConfig\n\nargs = RLOOConfig("runs/mine", beta=0.05, normalize_advantages=False)',
-            "trl rloo normalize_advantages=False",
-            Descends("reverse-kl-sequence", "unknown"),
-            "The KL is frozen at the policy that sampled: right for the first update on a batch only.",
-            "this is another trainer, RLOOTrainer: one advantage and one clipped ratio per completion, and no division "
-            "of the advantages by a standard deviation.",
-        ),
-        ("forward", "token"): SettingLines(
-            "from trl import GRPOConfig\n\n"
-            'args = GRPOConfig("runs/mine", beta=0.04, loss_type="dr_grpo", use_bias_correction_kl=False)',
-            "trl grpo loss_type=dr_grpo importance_sampling_level=token use_bias_correction_kl=False",
-            Descends("forward-kl-token", "k3-token"),
-            policy_loss=DR_GRPO,
-        ),
-    },
-    home=Home(
-        "KLTrainer, a GRPOTrainer with a KL of your choice",
-        KL_TRAINER,
-        "GRPOTrainer._compute_loss(self, model, inputs)",
-        {
-            "logp": "the first value of self._get_per_token_logps_and_entropies(...)",
-            "ref_logp": 'inputs["ref_per_token_logps"]; TRL computes it only if beta is not 0',
-            "mask": 'inputs["completion_mask"], times inputs["tool_mask"] if there is one',
-            "behavior_logp": 'inputs["sampling_per_token_logps"] with use_vllm; otherwise '
-            'inputs["old_per_token_logps"], which is missing where every batch is used for '
-            "one update (then it is logp)",
-        },
-        'kl_coef is TRL\'s beta. loss_type="dr_grpo" divides the sum over the tokens, of the policy loss and of the KL '
-        "alike, by rows times max_completion_length. The default, dapo, divides by the tokens of the batch: larger by "
-        "max_completion_length / mean length, and exact for the KL in large batches only.",
-    ),
     reader=Reader(
         "TRL",
         GRPO | RLOO,

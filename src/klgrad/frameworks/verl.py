@@ -18,9 +18,8 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from ..errors import RunFileError
-from ..targets import Descends
 from .formulae import number_or_none
-from .framework import Default, Framework, Home, SettingLines
+from .framework import Default, Framework
 from .harness import instead, load, named, scores, subject, untrained
 from .run_settings import ADAPTS, OTHER_PROGRAMS, Change, KLPart, Reader, Run, RunDraft, Why, as_type, one_of
 
@@ -530,38 +529,6 @@ def _stale(draft: RunDraft) -> dict[str, bool]:
     }
 
 
-# The advice.
-
-SEQ_MEAN_TOKEN_SUM = (
-    "loss_agg_mode reduces the policy loss, the entropy and the KL alike: a sum over the completion, where the "
-    "default, token-mean, divides by the tokens of the batch. Gradients are larger by the mean length (mind the "
-    "clipping of gradient norms), and β of a KL in the loss keeps its meaning."
-)
-
-LOSS_WITH_KL = """\
-from functools import partial
-
-from klgrad import {names}
-from verl.trainer.ppo.core_algos import agg_loss
-from verl.workers.utils.losses import ppo_loss
-from verl.workers.utils.padding import no_padding_2_padding
-
-
-def loss_with_kl(config, model_output, data, dp_group=None, beta=0.001):
-    loss, metrics = ppo_loss(config, model_output, data, dp_group)
-    logp = no_padding_2_padding(model_output["log_probs"], data)
-    rows = data.select("ref_log_prob", "response_mask"{field}).to_padded_tensor()
-    mask = rows["response_mask"].bool()
-    term = {term}
-    kl = term(Rollout(logp, rows["ref_log_prob"], mask{behavior}))
-    kl_loss = agg_loss(kl.per_token, mask, config.loss_agg_mode, **config.global_batch_info)
-    return loss + beta * kl_loss, metrics
-
-
-loss_fn = partial(loss_with_kl, config=actor_config)\
-"""
-
-
 FRAMEWORK = Framework(
     "verl",
     "verl",
@@ -572,55 +539,6 @@ FRAMEWORK = Framework(
         "verl use_kl_loss kl_loss_type=low_var_kl loss_agg_mode=token-mean",
     ),
     whole_losses=policy_losses,
-    settings={
-        ("reverse", "token"): SettingLines(
-            "actor_rollout_ref.actor.use_kl_loss=True\n"
-            "actor_rollout_ref.actor.kl_loss_type=low_var_kl+\n"
-            "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum",
-            "verl use_kl_loss kl_loss_type=low_var_kl+ loss_agg_mode=seq-mean-token-sum",
-            Descends("reverse-kl-token", "squared-token"),
-            "Without the +, low_var_kl is the forward KL with its gradient cut off where log π/ref is below -2.61.",
-            SEQ_MEAN_TOKEN_SUM,
-        ),
-        ("reverse", "sequence"): SettingLines(
-            "algorithm.use_kl_in_reward=True\nalgorithm.kl_penalty=kl\nalgorithm.adv_estimator=rloo\n"
-            "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum",
-            "verl use_kl_in_reward kl_penalty=kl adv_estimator=rloo",
-            Descends("reverse-kl-sequence", "unknown"),
-            "With adv_estimator=grpo the standard deviation of the group also divides the KL, which changes β; with "
-            "gae that of the batch does, and lam < 1 discounts the part of the later KL that the critic does not "
-            "predict.",
-            f"{SEQ_MEAN_TOKEN_SUM} adv_estimator=rloo needs several completions per prompt, rollout.n > 1, and uses no "
-            "critic.",
-        ),
-        ("forward", "token"): SettingLines(
-            "actor_rollout_ref.actor.use_kl_loss=True\n"
-            "actor_rollout_ref.actor.kl_loss_type=low_var_kl\n"
-            "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum",
-            "verl use_kl_loss kl_loss_type=low_var_kl loss_agg_mode=seq-mean-token-sum",
-            Descends("unknown", "unknown"),
-            "It is forward-kl-token, without gradient where log π/ref is below -2.61. Distillation with "
-            f"{TOPK_DESCENDS}",
-            SEQ_MEAN_TOKEN_SUM,
-        ),
-    },
-    home=Home(
-        "a loss function for the actor, which actor_rollout_wg.set_loss_fn takes",
-        LOSS_WITH_KL,
-        "the loss, f(config, model_output, data, dp_group)",
-        {
-            "logp": 'no_padding_2_padding(model_output["log_probs"], data)',
-            "ref_logp": 'data["ref_log_prob"]',
-            "mask": 'data["response_mask"]',
-            "behavior_logp": 'data["rollout_log_probs"] (with rollout.calculate_log_probs=True, the default). '
-            'data["old_log_probs"] are the log-probs that the trainer computed before the first update',
-        },
-        "In its default trainers the same is declared by settings, without code: see docs/verl.md. With this code, "
-        "set actor_rollout_ref.actor.use_kl_loss=True with kl_loss_coef=0: without it verl loads no reference. "
-        "actor_config is the ActorConfig of the run. The KL is reduced as the policy loss is: on every batch it is "
-        "this KL with loss_agg_mode=seq-mean-token-sum, which sums the policy loss over the completion too.",
-        sampler='rows["rollout_log_probs"]',
-    ),
     reader=Reader(
         "verl",
         KNOWN,
