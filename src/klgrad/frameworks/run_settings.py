@@ -153,7 +153,6 @@ class Reader:
         sections: how the names of further settings begin that are read.
         old: names of earlier releases, by those of today.
         old_note: what is said where they are read.
-        abbreviates: whether a command may have the beginning of a name in its place.
         source: where and when its formulae were read; empty where only its own code is audited.
         flags: whether a script gives settings as `--name value`, and not as `name=value`; and how words are joined.
         elsewhere: words of a command that are left unread, because they have no setting of a KL by convention.
@@ -170,7 +169,6 @@ class Reader:
     sections: tuple[str, ...] = ()
     old: dict[str, str] = field(default_factory=dict)
     old_note: str = ""
-    abbreviates: bool = False
     source: str = ""
     flags: Literal["", "_", "-"] = ""
     elsewhere: re.Pattern[str] | None = None

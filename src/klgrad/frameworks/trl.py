@@ -354,6 +354,5 @@ FRAMEWORK = Framework(
         telling=(*TELLING, *OWN_FIELDS),
         scripts=re.compile(r"(grpo|gspo|rloo)\w*\.py$|\.\w*(grpo|gspo|rloo)\w*$"),
         harmless=OWN_FIELDS,
-        abbreviates=True,
     ),
 )
