@@ -52,9 +52,9 @@ def test_a_file_of_trl():
     run = read_run(FILES / "grpo.yaml")
     assert (run.framework, run.trainer) == ("trl", "GRPOTrainer")
     assert run.settings["beta"] == 0.04  # 4e-2, which YAML calls a string
-    assert run.given == ("beta", "loss_type", "use_bias_correction_kl", "num_iterations")
+    assert run.given == ["beta", "loss_type", "use_bias_correction_kl", "num_iterations"]
     assert [part.place for part in run.parts] == ["loss"]
-    assert run.stale == ("num_iterations=2: each batch is used for several updates",)
+    assert run.stale == ["num_iterations=2: each batch is used for several updates"]
     assert [(c.name, c.value, c.was) for c in run.changes] == [("use_bias_correction_kl", True, False)]
 
 
@@ -63,7 +63,7 @@ def test_a_file_of_rloo():
     assert (run.trainer, run.target) == ("RLOOTrainer", "reverse-kl-sequence")
     assert [part.loss for part in run.parts] == ["trl rloo normalize_advantages=True"]
     assert [change.name for change in run.changes] == ["normalize_advantages"]
-    assert run.stale == ()
+    assert run.stale == []
 
 
 LATER = "the later updates of a generation use completions of an earlier policy"
@@ -79,13 +79,13 @@ def test_a_generation_above_one_update_is_stale_with_few_processes(size, accumul
     run = run_of(tmp_path, {**trainer, **sizes})
     above = f"per_device_train_batch_size=8 times gradient_accumulation_steps={accumulated}"
     reason = f"generation_batch_size={size} above {above}: {LATER}, unless there are at least {processes} processes"
-    assert run.stale == ((reason,) if processes else ())
-    assert run_of(tmp_path, {**trainer, **sizes, "per_device_train_batch_size": 64}).stale == ()
+    assert run.stale == ([reason] if processes else [])
+    assert run_of(tmp_path, {**trainer, **sizes, "per_device_train_batch_size": 64}).stale == []
 
 
 def test_steps_of_a_generation_above_those_of_an_update_are_stale(tmp_path):
     run = run_of(tmp_path, {"loss_type": "dapo", "steps_per_generation": "4", "gradient_accumulation_steps": 2})
-    assert run.stale == (f"steps_per_generation=4 above gradient_accumulation_steps=2: {LATER}",)
+    assert run.stale == [f"steps_per_generation=4 above gradient_accumulation_steps=2: {LATER}"]
 
 
 def test_a_file_of_verl_with_klgrad():
@@ -96,7 +96,7 @@ def test_a_file_of_verl_with_klgrad():
     assert "klgrad.ratio" in run.given
     assert "klgrad placement=loss divergence=reverse level=sequence ratio=prefix" in part.loss
     assert [change.name for change in run.changes] == ["actor_rollout_ref.actor.loss_agg_mode"]
-    assert run.notes == ()
+    assert run.notes == []
 
 
 def test_a_script_of_verl_with_klgrad_beside_its_own_kl(tmp_path):
@@ -106,7 +106,7 @@ def test_a_script_of_verl_with_klgrad_beside_its_own_kl(tmp_path):
     run = read_run(script)
     assert [part.place for part in run.parts] == ["loss", "loss"]
     assert run.parts[1].coefficient == 0.01
-    assert run.notes == ("klgrad refuses to train beside a KL of verl's own: switch one of them off.",)
+    assert run.notes == ["klgrad refuses to train beside a KL of verl's own: switch one of them off."]
     assert run.changes[-1].name == "klgrad.ratio"
 
 
@@ -188,7 +188,7 @@ def test_only_whitened_advantages_of_verl_are_said_to_divide_the_kl(estimator, w
 
 def test_scripts():
     verl = read_run(FILES / "verl.sh")
-    assert verl.given == tuple(name for name in VERL if name in verl.given)
+    assert verl.given == [name for name in VERL if name in verl.given]
     assert verl.settings["algorithm.adv_estimator"] == "grpo"
     assert verl.parts[0].loss == "verl use_kl_loss kl_loss_type=low_var_kl loss_agg_mode=token-mean"
     openrlhf = read_run(FILES / "openrlhf.sh")
@@ -221,7 +221,7 @@ def python_run(tmp_path, text, framework=None, trainer=None):
 )
 def test_python_scripts(text, tmp_path):
     run = python_run(tmp_path, text)
-    assert (run.framework, run.trainer, run.given) == ("trl", "GRPOTrainer", ("beta", "num_iterations"))
+    assert (run.framework, run.trainer, run.given) == ("trl", "GRPOTrainer", ["beta", "num_iterations"])
     assert run.settings["beta"] == 0.04
     assert run.settings["num_iterations"] == 2
     assert [note for note in run.notes if "literal" in note] == []
@@ -229,7 +229,7 @@ def test_python_scripts(text, tmp_path):
 
 def test_the_class_in_a_python_script_is_that_of_the_trainer(tmp_path):
     run = python_run(tmp_path, 'args = RLOOConfig(output_dir="x")')
-    assert (run.trainer, run.given, run.notes) == ("RLOOTrainer", (), ())
+    assert (run.trainer, run.given, run.notes) == ("RLOOTrainer", [], [])
     assert python_run(tmp_path, "args = GRPOConfig(beta=0.1)", trainer="rloo").trainer == "RLOOTrainer"
 
 
@@ -261,7 +261,7 @@ def test_a_value_that_a_python_script_computes_is_asked_for(text, tmp_path):
     with pytest.raises(RunFileError, match=r"remedy: add --set beta=VALUE"):
         python_run(tmp_path, text)
     run = read_run(tmp_path / "run.py", settings={"beta": "0.25"})
-    assert (run.settings["beta"], run.overrides) == (0.25, ("beta",))
+    assert (run.settings["beta"], run.overrides) == (0.25, ["beta"])
 
 
 @pytest.mark.parametrize(
@@ -370,14 +370,14 @@ def test_scripts_as_they_are_written():
     assert verl.parts[0].loss == "verl use_kl_loss kl_loss_type=low_var_kl+ loss_agg_mode=seq-mean-token-sum"
     assert verl.parts[0].coefficient == 0.002
     assert verl.settings["data.train_batch_size"] == verl.settings["actor_rollout_ref.actor.ppo_mini_batch_size"] == 128
-    assert verl.notes == (
+    assert verl.notes == [
         "The script's own arguments are not read.",
         "`actor_rollout_ref.actor.kl_loss_coef` is 0.002 unless the environment has another KL_COEF.",
-    )
+    ]
     openrlhf = read_run(FILES / "openrlhf_old.sh")
     assert openrlhf.parts[0].loss == "openrlhf algo.kl.use_loss estimator=k3 unbiased_gradient=False"
     assert openrlhf.parts[0].coefficient == 1e-5
-    assert openrlhf.stale == (OPENRLHF_ENGINE,)  # 64 times 8 completions, and 512 in an update
+    assert openrlhf.stale == [OPENRLHF_ENGINE]  # 64 times 8 completions, and 512 in an update
     assert openrlhf.changes[0].why.endswith("; releases with the old flags lack it")
     trl = read_run(FILES / "grpo_arguments.py")
     settings = "loss_type=dr_grpo importance_sampling_level=token use_bias_correction_kl=False use_vllm=True"
@@ -388,24 +388,20 @@ def test_scripts_as_they_are_written():
 def test_a_default_of_the_environment_is_noted(tmp_path):
     run = shell_run(tmp_path, "B=${BETA:-0.04}\ntrl grpo --beta $B --num_iterations ${N-2} $EXTRA ${MORE:-}")
     assert (run.settings["beta"], run.settings["num_iterations"]) == (0.04, 2)
-    assert (
-        run.notes
-        == (
-            "Read as the settings of a GRPOTrainer; --trainer rloo for RLOO.",
-            "`beta` is 0.04 unless the environment has another BETA.",
-            "`num_iterations` is 2 unless the environment has another N.",
-            "The script does not set $EXTRA: settings in it are not read.",
-        )[1:]
-    )
+    assert run.notes == [
+        "`beta` is 0.04 unless the environment has another BETA.",
+        "`num_iterations` is 2 unless the environment has another N.",
+        "The script does not set $EXTRA: settings in it are not read.",
+    ]
 
 
 def test_the_arguments_of_the_script_are_noted(tmp_path):
     run = shell_run(tmp_path, 'trl grpo --beta ${1:-0.04} --use_vllm "$@"')
     assert (run.settings["beta"], run.settings["use_vllm"]) == (0.04, True)
-    assert run.notes == (
+    assert run.notes == [
         "The script's own arguments are not read.",
         "`beta` is 0.04 unless the script's argument 1 is another.",
-    )
+    ]
 
 
 @pytest.mark.parametrize(
@@ -624,7 +620,7 @@ def test_a_coefficient_of_zero_is_no_kl(tmp_path):
         {"trainer.algorithm.kl_loss_coef": 0.0},
     ):
         run = run_of(tmp_path, settings)
-        assert run.parts == ()
+        assert run.parts == []
         assert [part.coefficient for part in changed(tmp_path, run).parts] == [0.001]
 
 
@@ -729,26 +725,6 @@ def test_the_negative_coefficient_of_a_kl_that_is_off_does_not_matter(tmp_path):
     assert [part.place for part in run_of(tmp_path, settings).parts] == ["reward"]
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "example"),
-    [
-        ("beta", "0.1,", "0.1"),
-        ("beta", "1e-3)", "0.001"),
-        ("beta", "much", "0.04"),
-        ("beta", "-0.1,", "0.04"),
-        ("beta", "0.1 or 0.2", "0.04"),
-        ("beta", [0.1], "0.04"),
-        ("num_iterations", "2,", "2"),
-        ("num_iterations", "2.5", "1"),
-        ("num_iterations", "1e999x", "1"),
-        ("use_vllm", "maybe", "False"),
-    ],
-)
-def test_the_example_of_an_error_has_the_number_that_was_given(name, value, example, tmp_path):
-    with pytest.raises(RunFileError, match=f"remedy: write {name}: {example}, for example"):
-        run_of(tmp_path, {name: value}, "trl")
-
-
 def test_a_framework_without_a_reader(tmp_path):
     with pytest.raises(UnknownNameError):
         read_run(FILES / "grpo.yaml", "liger")
@@ -799,7 +775,7 @@ VERL_RUNS = [
 def test_the_lines_to_change_lead_to_the_reverse_kl(settings, tmp_path):
     run = run_of(tmp_path, settings)
     better = changed(tmp_path, run)
-    assert better.changes == ()
+    assert better.changes == []
     assert better.target == run.target
     known = recorded(run.framework).verdicts
     assert [known[part.loss][0] for part in better.parts] == [run.target]
@@ -834,7 +810,7 @@ def test_settings_that_were_never_audited_are_not_said_to_be_right(tmp_path, not
     path = tmp_path / "run.json"
     own = {"level": "token", "ratio": "token", "ratio_bound": "truncate:3"}
     path.write_text(json.dumps({"klgrad": own, "actor_rollout_ref.actor.loss_agg_mode": "seq-mean-token-sum"}))
-    assert read_run(path).changes == ()
+    assert read_run(path).changes == []
     shown = advised("--config", path)
     assert "Nothing to change" not in shown
     assert "Whether this is the reverse KL, token by token (reverse-kl-token), was not audited here." in shown

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from .framework import Default, Framework
 from .harness import bare, instead, load_all, named, subject, untrained
-from .run_settings import ADAPTS, KLPart, Reader, Run, RunDraft, Why, one_of
+from .run_settings import ADAPTS, KLPart, Reader, Run, Why, one_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -190,37 +190,37 @@ ENGINE = "OpenRLHF samples with vLLM, whose log-probs differ from those of the t
 
 def read_config(given: dict[str, Any], _: str | None = None) -> Run:
     """Read the flags, with OpenRLHF's defaults for those that are missing."""
-    draft = RunDraft("openrlhf", given, KNOWN, "algo.kl.", "algo.advantage.")
-    estimator = one_of("algo.kl.estimator", draft["algo.kl.estimator"], ("k1", "k2", "k3"))
-    draft.switch_on("init_coef", 0.01, "at 0 OpenRLHF loads no reference and has no KL")
-    target: Verdict = "reverse-kl-token" if draft["use_loss"] else "reverse-kl-sequence"
-    if draft["use_loss"]:
+    run = Run("openrlhf", given, KNOWN, "algo.kl.", "algo.advantage.")
+    estimator = one_of("algo.kl.estimator", run["algo.kl.estimator"], ("k1", "k2", "k3"))
+    run.switch_on("init_coef", 0.01, "at 0 OpenRLHF loads no reference and has no KL")
+    target: Verdict = "reverse-kl-token" if run["use_loss"] else "reverse-kl-sequence"
+    if run["use_loss"]:
         why = "without it the value is clamped at 10, and k1 descends nothing, k3 the forward KL"
-        draft.switch_on("unbiased_gradient", True, why)
-        loss = f"openrlhf algo.kl.use_loss estimator={estimator} unbiased_gradient={draft['unbiased_gradient']}"
-        draft.parts.append(KLPart("loss", loss, draft["init_coef"]))
+        run.switch_on("unbiased_gradient", True, why)
+        loss = f"openrlhf algo.kl.use_loss estimator={estimator} unbiased_gradient={run['unbiased_gradient']}"
+        run.parts.append(KLPart("loss", loss, run["init_coef"]))
     else:
-        draft.parts.append(_read_reward(draft, estimator))
+        run.parts.append(_read_reward(run, estimator))
     adapts = given.get("algo.kl.target", given.get("kl_target")) is not None
-    draft.notes += [ADAPTS] * bool(adapts and draft["init_coef"])
-    return draft.run("PPO", _stale(draft), target)
+    run.notes += [ADAPTS] * bool(adapts and run["init_coef"])
+    return run.of("PPO", _stale(run), target)
 
 
-def _read_reward(draft: RunDraft, estimator: str) -> KLPart:
-    kind = draft["algo.advantage.estimator"]
-    mean_only = kind in WHITENED and draft["no_std_norm"]  # the others ignore the flag
-    draft.change("algo.kl.estimator", "k1", Why.ONLY_K1)
+def _read_reward(run: Run, estimator: str) -> KLPart:
+    kind = run["algo.advantage.estimator"]
+    mean_only = kind in WHITENED and run["no_std_norm"]  # the others ignore the flag
+    run.change("algo.kl.estimator", "k1", Why.ONLY_K1)
     if kind in WHITENED:
-        draft.change("algo.advantage.estimator", "rloo", BATCH_MEAN if mean_only else WHITENING, optional=mean_only)
+        run.change("algo.advantage.estimator", "rloo", BATCH_MEAN if mean_only else WHITENING, optional=mean_only)
     advantage = ("gae critic=0" if kind == "gae" else kind) + " no_std_norm" * mean_only
     loss = f"openrlhf algo.kl in reward estimator={estimator} advantage={advantage}"
     caveat = "Audited with a critic that is 0." if kind == "gae" else ""
-    return KLPart("reward", loss, draft["init_coef"], caveat=caveat)
+    return KLPart("reward", loss, run["init_coef"], caveat=caveat)
 
 
-def _stale(draft: RunDraft) -> dict[str, bool]:
-    rows = draft["rollout.batch_size"] * draft["rollout.n_samples_per_prompt"]
-    update, epochs = draft["train.batch_size"], draft["train.max_epochs"]
+def _stale(run: Run) -> dict[str, bool]:
+    rows = run["rollout.batch_size"] * run["rollout.n_samples_per_prompt"]
+    update, epochs = run["train.batch_size"], run["train.max_epochs"]
     return {
         f"{rows} completions of a rollout above train.batch_size={update}: several updates use a rollout": rows
         > update,

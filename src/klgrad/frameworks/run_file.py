@@ -215,14 +215,12 @@ def _run(read: Reading, framework: str, trainer: str | None, settings: dict[str,
     if not run.given and not is_told:
         return None
     if any(name in reader.old for name in read.settings):
-        run = replace(run, changes=_with_old_names(run.changes, reader))
+        run.changes = _with_old_names(run.changes, reader)
     literal = [note for note in read.notes if not note.startswith("`") or note.split("`")[1] in run.settings]
     outside = _from_outside(read, reader, named, run, given)
-    return replace(
-        run,
-        notes=(*run.notes, *notes, *set_notes, *literal, *outside),
-        overrides=tuple(name for name in run.given if name in given),
-    )
+    run.notes += [*notes, *set_notes, *literal, *outside]
+    run.overrides = [name for name in run.given if name in given]
+    return run
 
 
 def _named(settings: dict[str, Any], framework: str) -> tuple[dict[str, Any], list[str]]:
@@ -240,12 +238,12 @@ def _named(settings: dict[str, Any], framework: str) -> tuple[dict[str, Any], li
     return named, notes
 
 
-def _with_old_names(changes: tuple[Change, ...], reader: Reader) -> tuple[Change, ...]:
+def _with_old_names(changes: list[Change], reader: Reader) -> list[Change]:
     """The changes by the names that an earlier release has."""
     old = {new: name for name, new in reader.old.items()}
     renamed = lambda change: {"name": old[change.name]}
     late = lambda change: {"why": f"{change.why}; releases with the old flags lack it"}
-    return tuple(replace(x, **(renamed(x) if x.name in old else late(x))) for x in changes)
+    return [replace(x, **(renamed(x) if x.name in old else late(x))) for x in changes]
 
 
 def _refuse_unread(read: Reading, framework: str, named: dict[str, object], given: dict[str, object]) -> None:

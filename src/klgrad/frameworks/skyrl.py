@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import RunFileError
 from .framework import Default, Framework
 from .harness import bare, instead, load_all, named, scores, standing_in, subject, untrained
-from .run_settings import ADAPTS, OTHER_PROGRAMS, KLPart, Reader, Run, RunDraft, Why
+from .run_settings import ADAPTS, OTHER_PROGRAMS, KLPart, Reader, Run, Why
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -228,50 +228,50 @@ ENGINE = "SkyRL samples with an inference engine, whose log-probs differ from th
 
 def read_config(given: dict[str, Any], _: str | None = None) -> Run:
     """Read the settings of a SkyRL trainer, with SkyRL's defaults for those that are missing."""
-    draft = RunDraft("skyrl", given, KNOWN, ALGORITHM)
-    in_reward, in_loss = draft["use_kl_in_reward"], draft["use_kl_loss"]
+    run = Run("skyrl", given, KNOWN, ALGORITHM)
+    in_reward, in_loss = run["use_kl_in_reward"], run["use_kl_loss"]
     if in_reward and in_loss:
         received, remedy = "both (use_kl_loss is on by default)", "switch one off: SkyRL refuses both"
         raise RunFileError("use_kl_loss or use_kl_in_reward", received, remedy)
-    estimator = draft.one_of("kl_estimator_type", ("k1", "k2", "k3", "abs"))
+    estimator = run.one_of("kl_estimator_type", ("k1", "k2", "k3", "abs"))
     if not in_reward:
-        draft.switch_on("use_kl_loss", True, "without it SkyRL has no KL")
-    draft.switch_on("kl_loss_coef", 0.001, "at 0 there is no KL")
+        run.switch_on("use_kl_loss", True, "without it SkyRL has no KL")
+    run.switch_on("kl_loss_coef", 0.001, "at 0 there is no KL")
     if in_reward:
-        draft.parts.append(_read_reward(draft, estimator))
-        draft.notes += [ADAPTS] * (given.get(f"{ALGORITHM}kl_ctrl.type") == "adaptive")
-        return draft.run("its trainer", _stale(draft), "reverse-kl-sequence")
-    draft.change("kl_estimator_type", "k2", Why.AS_LOSS.get(estimator, Why.CUT_K3))
-    part = KLPart("loss", f"skyrl use_kl_loss kl_estimator_type={estimator}", draft["kl_loss_coef"])
-    draft.parts += [part] * in_loss
-    draft.notes.append(
+        run.parts.append(_read_reward(run, estimator))
+        run.notes += [ADAPTS] * (given.get(f"{ALGORITHM}kl_ctrl.type") == "adaptive")
+        return run.of("its trainer", _stale(run), "reverse-kl-sequence")
+    run.change("kl_estimator_type", "k2", Why.AS_LOSS.get(estimator, Why.CUT_K3))
+    part = KLPart("loss", f"skyrl use_kl_loss kl_estimator_type={estimator}", run["kl_loss_coef"])
+    run.parts += [part] * in_loss
+    run.notes.append(
         "SkyRL divides a KL in the loss by the length of each completion, for every loss_reduction: no setting is "
         "the reverse KL where lengths vary. `klgrad advise skyrl --level token` has code that is."
     )
-    return draft.run("its trainer", _stale(draft), "reverse-kl-token")
+    return run.of("its trainer", _stale(run), "reverse-kl-token")
 
 
-def _read_reward(draft: RunDraft, estimator: str) -> KLPart:
-    kind, mode, by_std = (draft[x] for x in ("advantage_estimator", "loss_reduction", "grpo_norm_by_std"))
-    draft.change("kl_estimator_type", "k1", Why.ONLY_K1)
+def _read_reward(run: Run, estimator: str) -> KLPart:
+    kind, mode, by_std = (run[x] for x in ("advantage_estimator", "loss_reduction", "grpo_norm_by_std"))
+    run.change("kl_estimator_type", "k1", Why.ONLY_K1)
     if kind == "grpo" and by_std:
-        draft.change("grpo_norm_by_std", False, Why.GROUP_STD)
+        run.change("grpo_norm_by_std", False, Why.GROUP_STD)
     elif kind not in ("grpo", "rloo"):
-        draft.change("advantage_estimator", "rloo", Why.BATCH_STD if kind in WHITENED else Why.NOT_AUDITED)
+        run.change("advantage_estimator", "rloo", Why.BATCH_STD if kind in WHITENED else Why.NOT_AUDITED)
     averaged = mode == "token_mean"
     why = f"{Why.MEAN_OVER_TOKENS if averaged else 'it divides by lengths'}; set max_seq_len with it"
-    draft.change("loss_reduction", SUM, why, optional=averaged)
+    run.change("loss_reduction", SUM, why, optional=averaged)
     advantage = "gae critic=0" if kind == "gae" else kind
     advantage += " without std" if kind == "grpo" and not by_std else ""
     averaged = (estimator, kind, mode) in (("k3", "grpo", "token_mean"), ("k1", "rloo", "token_mean"))
     loss = f"skyrl use_kl_in_reward estimator={estimator} advantage={advantage}{' token_mean' if averaged else ''}"
     caveat = "" if averaged or mode == SUM else f"Audited with loss_reduction={SUM}: {mode} divides by lengths as well."
-    return KLPart("reward", loss, draft["kl_loss_coef"], caveat=caveat)
+    return KLPart("reward", loss, run["kl_loss_coef"], caveat=caveat)
 
 
-def _stale(draft: RunDraft) -> dict[str, bool]:
+def _stale(run: Run) -> dict[str, bool]:
     sizes = ("train_batch_size", "policy_mini_batch_size", "update_epochs_per_batch")
-    batch, mini, epochs = (draft[f"trainer.{x}"] for x in sizes)
+    batch, mini, epochs = (run[f"trainer.{x}"] for x in sizes)
     return {
         f"train_batch_size={batch} above policy_mini_batch_size={mini}: several updates use a batch": batch > mini,
         f"update_epochs_per_batch={epochs}: a batch is used for several updates": epochs > 1,

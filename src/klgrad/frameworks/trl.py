@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import RunFileError
 from .framework import Default, Framework
 from .harness import named, subject
-from .run_settings import KLPart, Reader, Run, RunDraft, Why
+from .run_settings import KLPart, Reader, Run, Why
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -248,37 +248,37 @@ def read_config(given: dict[str, Any], trainer: str | None) -> Run:
     if own := [name for name in OWN_FIELDS if name in given]:
         raise RunFileError("TRL's own settings", f"{own[0]}, of KLConfig", "use klgrad train --config FILE --dry-run")
     kind = trainer or ("rloo" if "normalize_advantages" in given else "grpo")
-    draft = RunDraft("trl", given, TRAINERS[kind])
+    run = Run("trl", given, TRAINERS[kind])
     unsure = trainer is None and kind == "grpo" and "loss_type" not in given
-    draft.notes += ["Read as the settings of a GRPOTrainer; --trainer rloo for RLOO."] * unsure
-    draft.notes += ["sync_ref_model moves the reference during training."] * draft["sync_ref_model"]
-    draft.switch_on("beta", USUAL_BETA, "without it TRL loads no reference and has no KL")
-    draft.change("mask_truncated_completions", False, "it drops the KL of completions that are cut off")
+    run.notes += ["Read as the settings of a GRPOTrainer; --trainer rloo for RLOO."] * unsure
+    run.notes += ["sync_ref_model moves the reference during training."] * run["sync_ref_model"]
+    run.switch_on("beta", USUAL_BETA, "without it TRL loads no reference and has no KL")
+    run.change("mask_truncated_completions", False, "it drops the KL of completions that are cut off")
     if kind == "rloo":
-        draft.parts.append(_read_rloo(draft))
-        return draft.run("RLOOTrainer", _stale(draft), "reverse-kl-sequence")
-    draft.parts.append(_read_grpo(draft))
-    return draft.run("GRPOTrainer", _stale(draft), "reverse-kl-token")
+        run.parts.append(_read_rloo(run))
+        return run.of("RLOOTrainer", _stale(run), "reverse-kl-sequence")
+    run.parts.append(_read_grpo(run))
+    return run.of("GRPOTrainer", _stale(run), "reverse-kl-token")
 
 
-def _read_grpo(draft: RunDraft) -> KLPart:
-    kind = draft.one_of("loss_type", (*PER_TOKEN, *PER_PASS, *PER_COMPLETION, *SUMMED))
-    draft.one_of("importance_sampling_level", ("token", "sequence"))
+def _read_grpo(run: Run) -> KLPart:
+    kind = run.one_of("loss_type", (*PER_TOKEN, *PER_PASS, *PER_COMPLETION, *SUMMED))
+    run.one_of("importance_sampling_level", ("token", "sequence"))
     why = "the KL would be corrected by one ratio per completion; this changes the policy loss too"
-    draft.change("importance_sampling_level", "token", why)
-    draft.switch_on("use_bias_correction_kl", True, "k3 alone descends the forward KL")
-    why, caveat, audited = _of_one_pass(draft)
+    run.change("importance_sampling_level", "token", why)
+    run.switch_on("use_bias_correction_kl", True, "k3 alone descends the forward KL")
+    why, caveat, audited = _of_one_pass(run)
     if kind not in SUMMED:
         optional = kind in PER_TOKEN
         why = why or (Why.MEAN_OVER_TOKENS if optional else Why.LENGTH)
-        draft.change("loss_type", "dr_grpo", why, optional=optional)
-    chosen = _audited_fields({**draft.settings, "loss_type": audited})
-    return KLPart("loss", named("trl grpo", chosen), draft["beta"], partial(grpo, **chosen), caveat)
+        run.change("loss_type", "dr_grpo", why, optional=optional)
+    chosen = _audited_fields({**run.settings, "loss_type": audited})
+    return KLPart("loss", named("trl grpo", chosen), run["beta"], partial(grpo, **chosen), caveat)
 
 
-def _of_one_pass(draft: RunDraft) -> tuple[str, str, str]:
+def _of_one_pass(run: Run) -> tuple[str, str, str]:
     """Why to change a loss that divides by the tokens of one forward pass, how it was audited, and as what."""
-    kind, rows = draft["loss_type"], draft["per_device_train_batch_size"]
+    kind, rows = run["loss_type"], run["per_device_train_batch_size"]
     if kind not in PER_PASS:
         return "", "", kind
     why = f"it divides by the tokens of one forward pass, of per_device_train_batch_size={rows} completions"
@@ -292,11 +292,11 @@ def _of_one_pass(draft: RunDraft) -> tuple[str, str, str]:
     return why, caveat, kind
 
 
-def _read_rloo(draft: RunDraft) -> KLPart:
-    draft.change("normalize_advantages", False, "the standard deviation of the batch divides the KL too")
-    shown = ("normalize_advantages", *(n for n in ("mask_truncated_completions", "use_vllm") if draft[n]))
-    chosen = {name: draft[name] for name in shown}
-    return KLPart("reward", named("trl rloo", chosen), draft["beta"], partial(rloo, **chosen))
+def _read_rloo(run: Run) -> KLPart:
+    run.change("normalize_advantages", False, "the standard deviation of the batch divides the KL too")
+    shown = ("normalize_advantages", *(n for n in ("mask_truncated_completions", "use_vllm") if run[n]))
+    chosen = {name: run[name] for name in shown}
+    return KLPart("reward", named("trl rloo", chosen), run["beta"], partial(rloo, **chosen))
 
 
 def _audited_fields(settings: dict[str, object]) -> dict[str, object]:
@@ -314,10 +314,10 @@ def _audited_fields(settings: dict[str, object]) -> dict[str, object]:
     return chosen | others
 
 
-def _stale(draft: RunDraft) -> dict[str, bool]:
-    steps, accumulated = draft["steps_per_generation"], draft["gradient_accumulation_steps"]
-    size, batch = draft["generation_batch_size"], draft["per_device_train_batch_size"]
-    iterations = draft["num_iterations"]
+def _stale(run: Run) -> dict[str, bool]:
+    steps, accumulated = run["steps_per_generation"], run["gradient_accumulation_steps"]
+    size, batch = run["generation_batch_size"], run["per_device_train_batch_size"]
+    iterations = run["num_iterations"]
     # No file has the number of processes.
     processes = math.ceil(_whole(size) / max(batch * accumulated, 1))  # TRL fails with a batch of 0
     above = f"per_device_train_batch_size={batch} times gradient_accumulation_steps={accumulated}: {LATER}"
@@ -327,7 +327,7 @@ def _stale(draft: RunDraft) -> dict[str, bool]:
             _whole(steps) > accumulated
         ),
         f"generation_batch_size={size} above {above}, unless there are at least {processes} processes": processes > 1,
-        "use_vllm: the log-probs of vLLM, which samples, differ from those of the trainer": draft["use_vllm"],
+        "use_vllm: the log-probs of vLLM, which samples, differ from those of the trainer": run["use_vllm"],
     }
 
 
