@@ -94,4 +94,4 @@ def test_a_file_that_is_not_there_says_so():
     with pytest.raises(ImportError, match=r"torch has no file no/such/file\.py; its layout has changed"):
         path_of("torch", "no/such/file.py")
     with pytest.raises(ImportError):
-        load("torch", "no/such/file.py", stand_ins=())
+        load("torch", "no.such.file")

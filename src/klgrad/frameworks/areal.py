@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from .formulae import OVER_TOKENS, AsLoss, InReward, part_of, ratio_of
 from .framework import Default, Framework
-from .harness import instead, load_all, subject
+from .harness import instead, load, subject
 from .run_settings import KLPart, Reader, Run, Why
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def _config(**settings: object) -> object:
 @cache
 def modules() -> dict[str, ModuleType]:
     """The loaded files by name."""
-    return load_all("areal", FILES, stand_ins=STAND_INS, replaced=("areal",))
+    return load("areal", *FILES, stand_ins=STAND_INS, replaced=("areal",))
 
 
 # `actor`, `ref` and `teacher` of its configurations of GRPO, PPO and distillation.

@@ -22,7 +22,7 @@ from ..errors import RunFileError
 from . import trl
 from .formulae import OVER_COMPLETIONS, OVER_TOKENS, SUM, AsLoss, part_of
 from .framework import Default, Framework
-from .harness import bare, load_all, subject
+from .harness import bare, load, subject
 from .run_settings import Change, Reader, Run, Why, one_of
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def kd_loss(logits: Tensor, teacher_logits: Tensor, beta: float, *, k: int | Non
 def modules() -> dict[str, ModuleType]:
     """The asynchronous trainer, and the losses of distillation with the file that they import."""
     names = ("core.trainers.grpo.async_trainer", "integrations.kd.utils", "integrations.kd.kernels.liger")
-    return load_all("axolotl", (f"axolotl.{name}" for name in names), replaced=REPLACED)
+    return load("axolotl", *(f"axolotl.{name}" for name in names), replaced=REPLACED)
 
 
 # `rl: grpo` and `trl` of its configurations. The synchronous trainer is TRL's; the asynchronous one has its own loss.

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import RunFileError
 from .formulae import OVER_COMPLETIONS, OVER_TOKENS, SUM, AsLoss, InReward, InScore, part_of
 from .framework import Default, Framework
-from .harness import bare, instead, load_all, subject
+from .harness import bare, instead, load, subject
 from .run_settings import Change, KLPart, Reader, Run, Why
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ def _trainer(loss_type: str, *, mode: str | None = None, kl_in_reward: bool = Fa
 
 @cache
 def _modules() -> dict[str, ModuleType]:
-    return load_all("ms-swift", ("swift.rl_core.advantage", "swift.rlhf_trainers.grpo_trainer"), replaced=REPLACED)
+    return load("ms-swift", "swift.rl_core.advantage", "swift.rlhf_trainers.grpo_trainer", replaced=REPLACED)
 
 
 # The flags of `swift rlhf --rlhf_type grpo` and `megatron rlhf`.

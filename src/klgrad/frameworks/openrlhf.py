@@ -18,7 +18,7 @@ from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from .framework import Default, Framework
-from .harness import bare, instead, load_all, named, subject, untrained
+from .harness import bare, instead, load, named, subject, untrained
 from .run_settings import ADAPTS, KLPart, Reader, Run, Why, one_of
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def _maker(advantage: str, lambd: float, group_size: int) -> Any:
 @cache
 def modules() -> dict[str, ModuleType]:
     """The loaded files by name."""
-    return load_all("openrlhf", (f"openrlhf.{name}" for name in FILES), stand_ins=STAND_INS)
+    return load("openrlhf", *(f"openrlhf.{name}" for name in FILES), stand_ins=STAND_INS)
 
 
 # OpenRLHF: its own `PolicyLoss`, and its corrections for a sampler that is another program (`is_correction_*`).

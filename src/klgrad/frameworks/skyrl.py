@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import RunFileError
 from .framework import Default, Framework
-from .harness import bare, instead, load_all, named, scores, standing_in, subject, untrained
+from .harness import bare, instead, load, named, scores, standing_in, subject, untrained
 from .run_settings import ADAPTS, OTHER_PROGRAMS, KLPart, Reader, Run, Why
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def in_reward(
 @cache
 def modules() -> dict[str, ModuleType]:
     """The loaded files by name."""
-    return load_all("skyrl", FILES, stand_ins=STAND_INS)
+    return load("skyrl", *FILES, stand_ins=STAND_INS)
 
 
 def _trainer(estimator: str, advantage: str, lambd: float, more: str) -> Any:

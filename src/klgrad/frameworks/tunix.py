@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import RunFileError
 from .formulae import OVER_COMPLETIONS, OVER_TOKENS, SUM as SUMMED, AsLoss, InReward, number_or_none, part_of
 from .framework import Default, Framework
-from .harness import bare, instead, load, load_all, of_arrays, subject
+from .harness import bare, instead, load, of_arrays, subject
 from .run_settings import Change, KLPart, Reader, Run, Why
 
 if TYPE_CHECKING:
@@ -118,8 +118,8 @@ def modules() -> dict[str, ModuleType]:
         *("rl.agentic.agentic_rl_learner", "rl.grpo.grpo_learner", "rl.agentic.agentic_grpo_learner"),
         "rl.ppo.ppo_learner",
     )
-    how = {"stand_ins": ("humanize",), "replaced": ("tunix",)}
-    modules: dict[str, Any] = load_all("google-tunix", (f"tunix.{name}" for name in names), **how)
+    files = (f"tunix.{name}" for name in names)
+    modules: dict[str, Any] = load("google-tunix", *files, stand_ins=("humanize",), replaced=("tunix",))  # type: ignore[assignment]
     modules["algo_core"].nnx = SimpleNamespace(split=lambda model: (None, model))
     modules["common"].compute_per_token_logps = lambda _, model, **__: model
     _make_traceable(modules["ppo_learner"])
@@ -286,8 +286,9 @@ def _experimental() -> Subject:
 
 
 def _distillation(alpha: float, offline: bool) -> Subject:
-    path = "maxtext/trainers/post_train/distillation/distillation_utils.py"
-    file = load("maxtext", path, stand_ins=STAND_INS, replaced=("maxtext", "tunix", "orbax"))
+    name = "maxtext.trainers.post_train.distillation.distillation_utils"
+    replaced = ("maxtext", "tunix", "orbax")
+    file = load("maxtext", name, stand_ins=STAND_INS, replaced=replaced)["distillation_utils"]
     strategy = file.CombinedDistillationStrategy(None, None, temperature=1.0, alpha=alpha)
     output = file.DistillationForwardOutput
 
@@ -307,11 +308,11 @@ def _distillation(alpha: float, offline: bool) -> Subject:
 
 @cache
 def _trainer() -> ModuleType:
-    file = "maxtext/experimental/rl/grpo_trainer.py"
     stub: Any = ModuleType("gcloud_stub")
     stub.vertex_tensorboard_modules = lambda: (None, None)
     loaded = {"maxtext.common.gcloud_stub": stub}
-    module = load("maxtext", file, stand_ins=STAND_INS, replaced=("maxtext",), loaded=loaded)
+    name = "maxtext.experimental.rl.grpo_trainer"
+    module = load("maxtext", name, stand_ins=STAND_INS, replaced=("maxtext",), loaded=loaded)["grpo_trainer"]
     models_and_rewards = SimpleNamespace(
         compute_log_probs_nnx=lambda logp, *_, **__: (logp, None), dummy_reward_len=lambda mask: 0.0 * mask.sum(-1)
     )

@@ -182,7 +182,8 @@ def _unpadded(per_token: Tensor, mask: Tensor) -> Tensor:
 @cache
 def _ray_trainer() -> Any:
     """The file of the trainer; its rollout server, which needs packages that verl does not install, is replaced."""
-    return load("verl", "verl/trainer/ppo/ray_trainer.py", stand_ins=("verl.workers.rollout.llm_server",))
+    name, server = "verl.trainer.ppo.ray_trainer", "verl.workers.rollout.llm_server"
+    return load("verl", name, stand_ins=(server,))["ray_trainer"]
 
 
 def _proto(batch: Batch, values: Tensor) -> Any:
