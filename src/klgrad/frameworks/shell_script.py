@@ -193,17 +193,22 @@ class _Script:
         """Give a variable the value that begins here."""
         name, element, adds, opens = match.groups()
         words = list(self.elements()) if opens else [_join(self.word(is_split=False))]
-        in_branch = bool(self.opened) or self.listed
         before = self.variables.get(name)
-        is_again = not adds and before not in (None, words)
-        if element or is_again or (in_branch and not (opens and adds)):
+        is_again = before is None if adds else before not in (None, words)
+        if element or is_again or (self.in_branch and not (opens and adds)):
             self.unsure.add(name)
-        elif not adds:
+        elif before is None or not adds:
             self.variables[name] = words
-        elif before is not None and opens:
-            self.variables[name] = [*before, *(Word(x, (*x.environment, PERHAPS)) if in_branch else x for x in words)]
-        elif before is not None:
+        elif opens:
+            unsure = (PERHAPS,) * self.in_branch
+            self.variables[name] = [*before, *(Word(x, x.environment + unsure) for x in words)]
+        else:
             self.variables[name] = [_join([*before[:1], *words], ""), *before[1:]]
+
+    @property
+    def in_branch(self) -> bool:
+        """Whether what is here may not run, or may run often."""
+        return bool(self.opened) or self.listed
 
     def elements(self) -> Iterator[Word]:
         """The elements of an array, up to the bracket that closes it."""
@@ -318,7 +323,9 @@ class _Script:
             value = [self.default(default) if is_set else Word("")]
         elif not is_set:
             value = [self.default(default)]
-            if rule.endswith("="):
+            if rule.endswith("=") and self.in_branch:
+                self.unsure.add(name)
+            elif rule.endswith("="):
                 self.variables[name] = value
         outside = () if name in self.variables and not rule.endswith("=") else (name,)
         return [Word(part, part.environment + outside) for part in value or []]

@@ -119,7 +119,7 @@ def modules() -> dict[str, ModuleType]:
         "rl.ppo.ppo_learner",
     )
     files = (f"tunix.{name}" for name in names)
-    modules: dict[str, Any] = load("google-tunix", *files, stand_ins=("humanize",), replaced=("tunix",))  # type: ignore[assignment]
+    modules: dict[str, Any] = load("google-tunix", *files, stand_ins=("humanize",), replaced=("tunix",))
     modules["algo_core"].nnx = SimpleNamespace(split=lambda model: (None, model))
     modules["common"].compute_per_token_logps = lambda _, model, **__: model
     _make_traceable(modules["ppo_learner"])
