@@ -5,12 +5,9 @@ The excerpts have the keys and values of files in the frameworks' own repositori
 
 import json
 from collections import Counter
-from itertools import product
 from pathlib import Path
 
 import pytest
-import torch
-from tolerances import EXACT
 from typer.testing import CliRunner
 
 from klgrad.cli import app
@@ -267,24 +264,6 @@ def test_a_coefficient_of_areal_without_a_reference_is_an_entropy_bonus(tmp_path
     assert run.parts == []
     assert "an entropy bonus" in run.notes[0]
     assert run.changes[0].value == 0
-
-
-@pytest.mark.parametrize("tokens", [1, 2, 3])
-def test_a_reward_of_minus_log_pi_ascends_the_entropy(tokens):
-    """What AReaL adds where `ref_logp` is 0: summed over all completions, in float64."""
-    logits = torch.randn(3, 3, generator=torch.Generator().manual_seed(tokens)).double().requires_grad_()
-    table = logits.log_softmax(-1)  # of the token after each token
-    entropy, ascent = torch.zeros(()).double(), torch.zeros(()).double()
-    for words in product(range(3), repeat=tokens):
-        logp = torch.stack([table[before, word] for before, word in zip((0, *words), words, strict=False)])
-        reward = -logp.detach()
-        to_go = reward.flip(0).cumsum(0).flip(0)
-        probability = logp.detach().sum().exp()
-        entropy = entropy - logp.sum().exp() * logp.sum()
-        ascent = ascent + probability * (to_go * logp).sum()
-    (expected,) = torch.autograd.grad(entropy, logits, retain_graph=True)
-    (found,) = torch.autograd.grad(ascent, logits)
-    EXACT.check_vector(found.flatten(), expected.flatten())
 
 
 @pytest.mark.slow

@@ -269,26 +269,16 @@ def _refuse_unread(read: Reading, framework: str, named: dict[str, object], give
 
 
 def _from_outside(read: Reading, reader: Reader, named: dict[str, Any], run: Run, given: dict[str, Any]) -> list[str]:
-    """Notes on variables of the environment."""
-    old = {name: reader.old.get(name, name) for name in read.environment}
-    used = {
-        old[name]: variables
-        for name, variables in read.environment.items()
-        if variables and old[name] in run.settings and old[name] not in given
-    }
-    notes = [
-        f"`{name}` is {named[name]} unless {_outside(variables)}." for name, variables in used.items() if name in named
-    ]
-    unset = " and ".join(dict.fromkeys(read.unset))
+    """Notes on variables of the environment and on the script's arguments."""
+    notes = []
+    for name, variables in read.environment.items():
+        today = reader.old.get(name, name)
+        if variables and today in run.settings and today in named and today not in given:
+            others = " or ".join(f"${variable}" for variable in dict.fromkeys(variables))
+            notes.append(f"`{today}` is {named[today]} unless {others} is another.")
     notes += [f"What is in {word} is not read: it is no setting of a KL by convention." for word in read.unread]
-    return [*notes, *([f"The script does not set {unset}: settings in it are not read."] if unset else [])]
-
-
-def _outside(variables: tuple[str, ...]) -> str:
-    names = dict.fromkeys(variables)
-    arguments = [f"the script's argument {name} is another" for name in names if name.isdigit()]
-    others = " or ".join(name for name in names if not name.isdigit())
-    return " or ".join([*([f"the environment has another {others}"] if others else []), *arguments])
+    unset = " and ".join(dict.fromkeys(read.unset))
+    return notes + [f"The script does not set {unset}: settings in it are not read."] * bool(unset)
 
 
 def _with_its_file(read: Reading, path: Path) -> Reading:

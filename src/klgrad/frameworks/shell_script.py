@@ -29,8 +29,8 @@ PLAIN = re.compile(r"[^ \t\n;|&()<>\\'\"$`]+")
 SINGLE_QUOTED = re.compile(r"\$?'([^']*)'")
 IN_DOUBLE_QUOTES = re.compile(r"[^\"\\$`]+")
 EXPANSION = re.compile(rf"\$(?:{NAME}|[@*#?$!\-0-9])|`[^`]*`")
-BRACED = re.compile(rf"({NAME}|\d+)(?:\[([@*]|\d+)\])?(?:(:?[-=+])(.*))?", re.DOTALL)
-"""The inside of `${...}`: a name, an index, and a default or a replacement."""
+BRACED = re.compile(rf"({NAME}|\d+)(?:\[([@*]|\d+)\])?(?:(:?[-=])(.*))?", re.DOTALL)
+"""The inside of `${...}`: a name, an index, and a default."""
 
 INSIDE, INSIDE_BRACES = re.compile(r"\\.|'[^']*'|['()]", re.DOTALL), re.compile(r"\\.|[{}]", re.DOTALL)
 """Brackets, and what hides them."""
@@ -319,9 +319,7 @@ class _Script:
         if rule is None:
             return raw if value is None else value
         is_set = value is not None and (value != [""] or ":" not in rule)
-        if rule.endswith("+"):
-            value = [self.default(default) if is_set else Word("")]
-        elif not is_set:
+        if not is_set:
             value = [self.default(default)]
             if rule.endswith("=") and self.in_branch:
                 self.unsure.add(name)
