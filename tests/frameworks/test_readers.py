@@ -72,7 +72,7 @@ ray job submit --address="http://127.0.0.1:8265" -- python3 train.py --colocate 
 """
     run = run_of(tmp_path, script)
     assert (run.framework, places(run)) == ("slime", [("loss", 0.001)])
-    assert run.stale == ["slime samples with SGLang, whose log-probs differ from those of the trainer"]
+    assert run.stale == ["sampled with SGLang, whose log-probs differ from those of the trainer"]
     assert run.notes == ["What is in ${MODEL_ARGS[@]} is not read: it is no setting of a KL by convention."]
     assert {c.name: c.value for c in run.changes} == {
         "kl_loss_type": "k3",
@@ -148,7 +148,8 @@ def test_several_updates_of_a_rollout_of_slime_are_stale(tmp_path):
     """THUDM/slime scripts/run-deepseek-r1.sh."""
     assert "num_steps_per_rollout=4" in slime(tmp_path, "--num-steps-per-rollout 4").stale[0]
     assert (
-        "256 completions of a rollout above global_batch_size=64" in slime(tmp_path, "--global-batch-size 64").stale[0]
+        "rollout_batch_size=32 times n_samples_per_prompt=8 above global_batch_size=64"
+        in slime(tmp_path, "--global-batch-size 64").stale[0]
     )
 
 
@@ -186,7 +187,7 @@ def test_a_recipe_of_nemo_rl_and_those_that_it_builds_on(tmp_path):
     run = run_of(tmp_path, 'defaults: "grpo_math_1B.yaml"\ngrpo:\n  num_prompts_per_step: 64\n', suffix=".yaml")
     assert (run.framework, places(run)) == ("nemo-rl", [("loss", 0.01)])
     assert [(c.name, c.value) for c in run.changes if not c.optional] == [("loss_fn.kl_output_clamp_value", None)]
-    assert run.stale[0].startswith("1024 completions of a step above train_global_batch_size=512")
+    assert run.stale[0].startswith("grpo.num_prompts_per_step=64 times grpo.num_generations_per_prompt=16 above")
     (tmp_path / "grpo_math_1B.yaml").unlink()
     with pytest.raises(RunFileError, match=r"grpo_math_1B.yaml among its defaults"):
         read_run(tmp_path / "run.yaml", "nemo-rl")

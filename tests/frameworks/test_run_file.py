@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 from klgrad.cli import app
 from klgrad.errors import RunFileError, UnknownNameError
 from klgrad.frameworks import recorded
-from klgrad.frameworks.openrlhf import ENGINE as OPENRLHF_ENGINE
 from klgrad.frameworks.run_file import find, names_like_a_kl, read_data, read_run
+from klgrad.frameworks.run_settings import SEVERAL
 from klgrad.frameworks.trl import TRAINERS
 from klgrad.frameworks.verl import KNOWN as VERL
 
@@ -54,7 +54,7 @@ def test_a_file_of_trl():
     assert run.settings["beta"] == 0.04  # 4e-2, which YAML calls a string
     assert run.given == ["beta", "loss_type", "use_bias_correction_kl", "num_iterations"]
     assert [part.place for part in run.parts] == ["loss"]
-    assert run.stale == ["num_iterations=2: each batch is used for several updates"]
+    assert run.stale == [f"num_iterations=2: {SEVERAL}"]
     assert [(c.name, c.value, c.was) for c in run.changes] == [("use_bias_correction_kl", True, False)]
 
 
@@ -66,9 +66,6 @@ def test_a_file_of_rloo():
     assert run.stale == []
 
 
-LATER = "the later updates of a generation use completions of an earlier policy"
-
-
 @pytest.mark.parametrize("trainer", [{"loss_type": "dapo"}, {"normalize_advantages": True}])
 @pytest.mark.parametrize(
     ("size", "accumulated", "processes"),
@@ -78,14 +75,14 @@ def test_a_generation_above_one_update_is_stale_with_few_processes(size, accumul
     sizes = {"generation_batch_size": size, "gradient_accumulation_steps": accumulated}
     run = run_of(tmp_path, {**trainer, **sizes})
     above = f"per_device_train_batch_size=8 times gradient_accumulation_steps={accumulated}"
-    reason = f"generation_batch_size={size} above {above}: {LATER}, unless there are at least {processes} processes"
+    reason = f"generation_batch_size={size} above {above}: {SEVERAL}, unless there are at least {processes} processes"
     assert run.stale == ([reason] if processes else [])
     assert run_of(tmp_path, {**trainer, **sizes, "per_device_train_batch_size": 64}).stale == []
 
 
 def test_steps_of_a_generation_above_those_of_an_update_are_stale(tmp_path):
     run = run_of(tmp_path, {"loss_type": "dapo", "steps_per_generation": "4", "gradient_accumulation_steps": 2})
-    assert run.stale == [f"steps_per_generation=4 above gradient_accumulation_steps=2: {LATER}"]
+    assert run.stale == [f"steps_per_generation=4 above gradient_accumulation_steps=2: {SEVERAL}"]
 
 
 def test_a_file_of_verl_with_klgrad():
@@ -377,7 +374,9 @@ def test_scripts_as_they_are_written():
     openrlhf = read_run(FILES / "openrlhf_old.sh")
     assert openrlhf.parts[0].loss == "openrlhf algo.kl.use_loss estimator=k3 unbiased_gradient=False"
     assert openrlhf.parts[0].coefficient == 1e-5
-    assert openrlhf.stale == [OPENRLHF_ENGINE]  # 64 times 8 completions, and 512 in an update
+    assert openrlhf.stale == [
+        "sampled with vLLM, whose log-probs differ from those of the trainer"
+    ]  # 64 times 8 completions, and 512 in an update
     assert openrlhf.changes[0].why.endswith("; releases with the old flags lack it")
     trl = read_run(FILES / "grpo_arguments.py")
     settings = "loss_type=dr_grpo importance_sampling_level=token use_bias_correction_kl=False use_vllm=True"
@@ -790,7 +789,7 @@ def test_recorded_where_the_framework_is_not_installed(nothing_installed):
     shown = advised("--config", FILES / "verl.sh")
     assert "KL in the loss, β = 0.001" in shown
     assert "actor_rollout_ref.actor.kl_loss_type=low_var_kl+  # was low_var_kl: " in shown
-    assert "stale here: train_batch_size=1024 above ppo_mini_batch_size=256" in shown
+    assert "stale here: data.train_batch_size=1024 above actor_rollout_ref.actor.ppo_mini_batch_size=256" in shown
     assert "ppo_epochs           1           default" in shown
 
 

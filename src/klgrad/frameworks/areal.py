@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from .formulae import OVER_TOKENS, AsLoss, InReward, part_of, ratio_of
 from .framework import Default, Framework
 from .harness import instead, load, subject
-from .run_settings import KLPart, Reader, Run, Why
+from .run_settings import EARLIER, SEVERAL, KLPart, Reader, Run, Why
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -147,7 +147,6 @@ HARMLESS = (
     "sglang.",
 )
 LEVELS = ("", "batch", "group")
-ENGINE = "AReaL samples with an inference engine, whose log-probs differ from those of the trainer"
 NO_REFERENCE = (
     "There is no ref: with kl_ctl > 0 AReaL takes 0 for its log-probs, and rewards -kl_ctl log π of every token, "
     "which is an entropy bonus."
@@ -182,7 +181,10 @@ def read_config(given: dict[str, Any], _: str | None = None) -> Run:
         if not run["rl_loss_weight"] and run["kl_ctl"] and f"{ACTOR}kl_ctl" in given:
             run.unread[f"{ACTOR}kl_ctl"] = "rl_loss_weight=0 replaces the loss that has its advantages"
     run.notes += [Why.TWO_REFERENCES] * (len(run.parts) > 1)
-    return run.of("PPOActor", _stale(run), target)
+    run.is_stale_by("ppo_n_minibatches", SEVERAL, least=2)
+    run.is_stale_by("rollout.max_head_offpolicyness", EARLIER)
+    run.is_sampled_by("an inference engine")
+    return run.of("PPOActor", target)
 
 
 def _read_reward(run: Run) -> KLPart:
@@ -209,15 +211,6 @@ def _read_teacher(run: Run) -> KLPart:
     why = f"{JOINT}. At 0 the loss is distillation alone, with the right gradient; a mix of both has no setting"
     run.change("rl_loss_weight", 0.0, why)
     return part_of("areal", "teacher.rl_loss_weight>0", AsLoss("k1"), OVER_TOKENS, beta, caveat)
-
-
-def _stale(run: Run) -> dict[str, bool]:
-    several, lag = run["ppo_n_minibatches"], run["rollout.max_head_offpolicyness"]
-    return {
-        f"ppo_n_minibatches={several}: several updates use a batch": several > 1,
-        f"max_head_offpolicyness={lag}: completions of earlier policies are trained on": lag != 0,
-        ENGINE: True,
-    }
 
 
 FRAMEWORK = Framework(

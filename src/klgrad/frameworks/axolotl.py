@@ -23,7 +23,7 @@ from . import trl
 from .formulae import OVER_COMPLETIONS, OVER_TOKENS, SUM, AsLoss, part_of
 from .framework import Default, Framework
 from .harness import bare, load, subject
-from .run_settings import Change, Reader, Run, Why, one_of
+from .run_settings import EARLIER, Change, Reader, Run, Why, one_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -182,7 +182,8 @@ def _read_sync(run: Run) -> Run:
     run.changes = [replace(change, name=f"{TRL}{change.name}") for change in of_trl.changes]
     run.notes += [*of_trl.notes, OF_TRL]
     run.parts = of_trl.parts
-    return run.of("TRL's GRPOTrainer", dict.fromkeys(of_trl.stale, True), of_trl.target)
+    run.stale = of_trl.stale
+    return run.of("TRL's GRPOTrainer", of_trl.target)
 
 
 OF_TRL = "The loss is TRL's: audited with the TRL that is installed here. Axolotl 0.21 pins TRL 1.14.1."
@@ -205,8 +206,8 @@ def _read_async(run: Run) -> Run:
     caveat = "Audited with the ratio of the token." if level != "token" and corrected else ""
     run.parts = [part_of("axolotl", name, AsLoss("k3", ratio=corrected), REDUCTIONS[kind], beta, caveat)]
     run.notes += [SKIPS] * bool(run["skip_zero_advantage_batches"] and beta)
-    stale = {"async_prefetch=true: completions of earlier policies are trained on": run["async_prefetch"]}
-    return run.of("its asynchronous GRPO trainer", stale, "reverse-kl-token")
+    run.is_stale_by("async_prefetch", EARLIER)
+    return run.of("its asynchronous GRPO trainer", "reverse-kl-token")
 
 
 FRAMEWORK = Framework(

@@ -20,7 +20,7 @@ from ..errors import RunFileError
 from .formulae import OVER_COMPLETIONS, OVER_TOKENS, SUM, AsLoss, InReward, InScore, part_of
 from .framework import Default, Framework
 from .harness import bare, instead, load, subject
-from .run_settings import Change, KLPart, Reader, Run, Why
+from .run_settings import SEVERAL, Change, KLPart, Reader, Run, Why
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -189,7 +189,11 @@ def read_config(given: dict[str, Any], _: str | None = None) -> Run:
     elif "teacher_kl_coef" in given:
         run.unread["teacher_kl_coef"] = "there is no teacher_model and no teacher_model_server"
     run.notes += [Why.TWO_REFERENCES] * (len(run.parts) > 1)
-    return run.of(f"GRPO, advantages by {estimator}", _stale(run), "reverse-kl-sequence")
+    run.is_stale_by("num_iterations", SEVERAL, least=2)
+    run.is_stale_above("gradient_accumulation_steps", "steps_per_generation")
+    if run["use_vllm"]:
+        run.is_sampled_by("vLLM")
+    return run.of(f"GRPO, advantages by {estimator}", "reverse-kl-sequence")
 
 
 def _read_reward(run: Run) -> KLPart:
@@ -205,18 +209,6 @@ def _read_reward(run: Run) -> KLPart:
     name = f"kl_in_reward advantage_estimator={estimator} loss_type={kind}"
     caveat = "" if scaled == "none" else f"Its division by the standard deviation of the {scaled} is left out."
     return part_of("ms-swift", name, InScore(), REDUCTIONS[kind], run["beta"], caveat)
-
-
-def _stale(run: Run) -> dict[str, bool]:
-    steps, accumulated = run["steps_per_generation"], run["gradient_accumulation_steps"]
-    iterations = run["num_iterations"]
-    return {
-        f"num_iterations={iterations}: each batch is used for several updates": iterations > 1,
-        f"steps_per_generation={steps} above gradient_accumulation_steps={accumulated}: several updates": (
-            steps > accumulated
-        ),
-        "use_vllm=true: vLLM's log-probs differ from those of the trainer": run["use_vllm"],
-    }
 
 
 FRAMEWORK = Framework(

@@ -16,7 +16,7 @@ from .formulae import (
     part_of,
 )
 from .framework import Default, Framework
-from .run_settings import KLPart, Reader, Run, Why
+from .run_settings import EARLIER, KLPart, Reader, Run, Why
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -101,7 +101,6 @@ OTHER = ("dpo.", "distillation.")
 ADDS_KL = ("reinforce_plus_plus", "gae")
 """Estimators that subtract a KL from the reward. The others never see it."""
 
-ENGINE = "NeMo-RL samples with an inference engine, whose log-probs differ from those of the trainer"
 NOWHERE = "use_kl_in_reward takes the KL out of the loss, and the advantages of {} have none"
 
 
@@ -129,7 +128,12 @@ def read_config(given: dict[str, Any], _: str | None = None) -> Run:
     else:
         run.parts.append(_read_loss(run, kind))
     run.switch_on("token_level_loss", True, Why.LENGTH)
-    return run.of(estimator, _stale(run), target)
+    section = PPO if run[f"{PPO}num_prompts_per_step"] else GRPO
+    sizes = (f"{section}num_prompts_per_step", f"{section}num_generations_per_prompt")
+    run.is_stale_above("policy.train_global_batch_size", *sizes)
+    run.is_stale_by(f"{GRPO}async_grpo.enabled", EARLIER)
+    run.is_sampled_by("an inference engine")
+    return run.of(estimator, target)
 
 
 def _part(run: Run, name: str, form: PerToken, caveat: str = "") -> KLPart:
@@ -169,15 +173,6 @@ def _read_reward(run: Run, kind: str, estimator: str) -> KLPart:
     caveat = "" if whitened else "Audited with a critic that is 0, λ = 1 and advantages that are not normalised."
     name = f"use_kl_in_reward reference_policy_kl_type={kind} adv_estimator={estimator}"
     return _part(run, f"{name} token_level_loss={run['token_level_loss']}", form, caveat)
-
-
-def _stale(run: Run) -> dict[str, bool]:
-    section = PPO if run[f"{PPO}num_prompts_per_step"] else GRPO
-    rows = run[f"{section}num_prompts_per_step"] * run[f"{section}num_generations_per_prompt"]
-    update = run["policy.train_global_batch_size"]
-    above = f"{rows} completions of a step above train_global_batch_size={update}: several updates use them"
-    earlier = "async_grpo.enabled=true: completions of earlier policies are trained on"
-    return {above: rows > update, earlier: run[f"{GRPO}async_grpo.enabled"], ENGINE: True}
 
 
 FRAMEWORK = Framework(

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from .framework import Default, Framework
 from .harness import bare, instead, load, named, subject, untrained
-from .run_settings import ADAPTS, KLPart, Reader, Run, Why, one_of
+from .run_settings import ADAPTS, SEVERAL, KLPart, Reader, Run, Why, one_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -185,8 +185,6 @@ WHITENED = ("gae", "reinforce", "reinforce_baseline")
 BATCH_MEAN = "the mean of the batch is subtracted after the KL is added, which is right in large batches only"
 WHITENING = "whitening divides the KL by the standard deviation of the batch"
 
-ENGINE = "OpenRLHF samples with vLLM, whose log-probs differ from those of the trainer"
-
 
 def read_config(given: dict[str, Any], _: str | None = None) -> Run:
     """Read the flags, with OpenRLHF's defaults for those that are missing."""
@@ -203,7 +201,10 @@ def read_config(given: dict[str, Any], _: str | None = None) -> Run:
         run.parts.append(_read_reward(run, estimator))
     adapts = given.get("algo.kl.target", given.get("kl_target")) is not None
     run.notes += [ADAPTS] * bool(adapts and run["init_coef"])
-    return run.of("PPO", _stale(run), target)
+    run.is_stale_above("train.batch_size", "rollout.batch_size", "rollout.n_samples_per_prompt")
+    run.is_stale_by("train.max_epochs", SEVERAL, least=2)
+    run.is_sampled_by("vLLM")
+    return run.of("PPO", target)
 
 
 def _read_reward(run: Run, estimator: str) -> KLPart:
@@ -216,17 +217,6 @@ def _read_reward(run: Run, estimator: str) -> KLPart:
     loss = f"openrlhf algo.kl in reward estimator={estimator} advantage={advantage}"
     caveat = "Audited with a critic that is 0." if kind == "gae" else ""
     return KLPart("reward", loss, run["init_coef"], caveat=caveat)
-
-
-def _stale(run: Run) -> dict[str, bool]:
-    rows = run["rollout.batch_size"] * run["rollout.n_samples_per_prompt"]
-    update, epochs = run["train.batch_size"], run["train.max_epochs"]
-    return {
-        f"{rows} completions of a rollout above train.batch_size={update}: several updates use a rollout": rows
-        > update,
-        f"train.max_epochs={epochs}: a batch is used for several updates": epochs > 1,
-        ENGINE: True,
-    }
 
 
 FRAMEWORK = Framework(

@@ -1,7 +1,8 @@
 """What a configuration file says about the KL of a run, and how a framework says it: `Run` and `Reader`."""
 
+import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -136,6 +137,11 @@ OTHER_PROGRAMS = r"(?!.*(sft|generat|serve|tinker|eval|merge))"
 """Programs of the same packages that train by no reward."""
 
 
+SEVERAL = "several updates use the same completions"
+EARLIER = "completions of earlier policies are trained on"
+"""Why completions are stale."""
+
+
 class Run:
     """The KL of a run, which the reader of its framework fills in.
 
@@ -191,10 +197,24 @@ class Run:
         if not self[name]:
             self.change(name, value, why)
 
-    def of(self, trainer: str, stale: Mapping[str, object], target: Verdict | None) -> "Run":
-        """This run, of a trainer: its KLs are those with a coefficient, and `stale` says whether each reason holds."""
+    def is_stale_above(self, update: str, *rows: str) -> None:
+        """Completions are stale if a rollout, the product of `rows`, is larger than an update."""
+        of = lambda name: f"{self.name_of(name)}={self[name]}"
+        if 0 < self[update] < math.prod(self[name] for name in rows):
+            self.stale.append(f"{' times '.join(map(of, rows))} above {of(update)}: {SEVERAL}")
+
+    def is_stale_by(self, name: str, reason: str, least: int = 1) -> None:
+        """Completions are stale if a setting has at least this value."""
+        if self[name] >= least:
+            self.stale.append(f"{self.name_of(name)}={self[name]}: {reason}")
+
+    def is_sampled_by(self, engine: str) -> None:
+        """Completions are stale, because another program samples them."""
+        self.stale.append(f"sampled with {engine}, whose log-probs differ from those of the trainer")
+
+    def of(self, trainer: str, target: Verdict | None) -> "Run":
+        """This run, of a trainer; its KLs are those with a coefficient."""
         self.trainer, self.target = trainer, target
-        self.stale = [reason for reason, holds in stale.items() if holds]
         self.parts = [part for part in self.parts if part.coefficient]
         for part in self.parts:  # the audits are of the loss with a positive coefficient
             if not part.coefficient >= 0:  # NaN is refused too

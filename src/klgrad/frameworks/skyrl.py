@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import RunFileError
 from .framework import Default, Framework
 from .harness import bare, instead, load, named, scores, standing_in, subject, untrained
-from .run_settings import ADAPTS, OTHER_PROGRAMS, KLPart, Reader, Run, Why
+from .run_settings import ADAPTS, OTHER_PROGRAMS, SEVERAL, KLPart, Reader, Run, Why
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -223,8 +223,6 @@ HARMLESS = tuple(f"{ALGORITHM}{name}" for name in ("kl_ctrl.type", "kl_ctrl.kl_t
 )
 """What adapts β, and a policy loss."""
 
-ENGINE = "SkyRL samples with an inference engine, whose log-probs differ from those of the trainer"
-
 
 def read_config(given: dict[str, Any], _: str | None = None) -> Run:
     """Read the settings of a SkyRL trainer, with SkyRL's defaults for those that are missing."""
@@ -233,6 +231,9 @@ def read_config(given: dict[str, Any], _: str | None = None) -> Run:
     if in_reward and in_loss:
         received, remedy = "both (use_kl_loss is on by default)", "switch one off: SkyRL refuses both"
         raise RunFileError("use_kl_loss or use_kl_in_reward", received, remedy)
+    run.is_stale_above("trainer.policy_mini_batch_size", "trainer.train_batch_size")
+    run.is_stale_by("trainer.update_epochs_per_batch", SEVERAL, least=2)
+    run.is_sampled_by("an inference engine")
     estimator = run.one_of("kl_estimator_type", ("k1", "k2", "k3", "abs"))
     if not in_reward:
         run.switch_on("use_kl_loss", True, "without it SkyRL has no KL")
@@ -240,7 +241,7 @@ def read_config(given: dict[str, Any], _: str | None = None) -> Run:
     if in_reward:
         run.parts.append(_read_reward(run, estimator))
         run.notes += [ADAPTS] * (given.get(f"{ALGORITHM}kl_ctrl.type") == "adaptive")
-        return run.of("its trainer", _stale(run), "reverse-kl-sequence")
+        return run.of("its trainer", "reverse-kl-sequence")
     run.change("kl_estimator_type", "k2", Why.AS_LOSS.get(estimator, Why.CUT_K3))
     part = KLPart("loss", f"skyrl use_kl_loss kl_estimator_type={estimator}", run["kl_loss_coef"])
     run.parts += [part] * in_loss
@@ -248,7 +249,7 @@ def read_config(given: dict[str, Any], _: str | None = None) -> Run:
         "SkyRL divides a KL in the loss by the length of each completion, for every loss_reduction: no setting is "
         "the reverse KL where lengths vary. `klgrad advise skyrl --level token` has code that is."
     )
-    return run.of("its trainer", _stale(run), "reverse-kl-token")
+    return run.of("its trainer", "reverse-kl-token")
 
 
 def _read_reward(run: Run, estimator: str) -> KLPart:
@@ -267,16 +268,6 @@ def _read_reward(run: Run, estimator: str) -> KLPart:
     loss = f"skyrl use_kl_in_reward estimator={estimator} advantage={advantage}{' token_mean' if averaged else ''}"
     caveat = "" if averaged or mode == SUM else f"Audited with loss_reduction={SUM}: {mode} divides by lengths as well."
     return KLPart("reward", loss, run["kl_loss_coef"], caveat=caveat)
-
-
-def _stale(run: Run) -> dict[str, bool]:
-    sizes = ("train_batch_size", "policy_mini_batch_size", "update_epochs_per_batch")
-    batch, mini, epochs = (run[f"trainer.{x}"] for x in sizes)
-    return {
-        f"train_batch_size={batch} above policy_mini_batch_size={mini}: several updates use a batch": batch > mini,
-        f"update_epochs_per_batch={epochs}: a batch is used for several updates": epochs > 1,
-        ENGINE: True,
-    }
 
 
 FRAMEWORK = Framework(

@@ -17,7 +17,7 @@ from .formulae import (
     ratio_of,
 )
 from .framework import Default, Framework
-from .run_settings import KLPart, Reader, Run, Why
+from .run_settings import SEVERAL, KLPart, Reader, Run, Why
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -87,7 +87,6 @@ WITHOUT_KL = ("grpo", "gspo", "cispo")
 
 ESTIMATORS = (*WITHOUT_KL, "ppo", "reinforce_plus_plus", "reinforce_plus_plus_baseline")
 KINDS = ("k1", "k2", "k3", "low_var_kl")
-ENGINE = "slime samples with SGLang, whose log-probs differ from those of the trainer"
 ONLY_LOGGED = "use_kl_loss with kl_loss_coef=0: the reference is scored and the KL logged, and nothing is descended."
 MOVES = "The reference is replaced by the policy every {} rollouts: a KL to it is no distance from the start."
 
@@ -122,7 +121,11 @@ def read_config(given: dict[str, Any], _: str | None = None) -> Run:
     if not run["use_kl_loss"]:
         run.unread |= {x: "use_kl_loss is not set" for x in ("kl_loss_coef", "use_unbiased_kl") if run[x]}
     is_sequence = in_reward and estimator != TOKEN_LEVEL
-    return run.of(estimator, _stale(run), "reverse-kl-sequence" if is_sequence else "reverse-kl-token")
+    run.is_stale_by("num_steps_per_rollout", SEVERAL, least=2)
+    if run["num_steps_per_rollout"] <= 1:
+        run.is_stale_above("global_batch_size", "rollout_batch_size", "n_samples_per_prompt")
+    run.is_sampled_by("SGLang")
+    return run.of(estimator, "reverse-kl-sequence" if is_sequence else "reverse-kl-token")
 
 
 TOKEN_LEVEL = "reinforce_plus_plus_baseline"
@@ -161,18 +164,6 @@ def _read_reward(run: Run, reduction: str) -> KLPart:
     name += f"{' --normalize-advantages' * whitened}{_per_token(run)}"
     caveat = "Audited with a critic that is 0." if estimator == "ppo" else ""
     return part_of("slime", name, form, reduction, run["kl_coef"], caveat)
-
-
-def _stale(run: Run) -> dict[str, bool]:
-    steps, update = run["num_steps_per_rollout"], run["global_batch_size"]
-    rows = run["rollout_batch_size"] * run["n_samples_per_prompt"]
-    several = "several updates use a rollout"
-    return {
-        f"num_steps_per_rollout={steps}: {several}": steps > 1,
-        f"{rows} completions of a rollout above global_batch_size={update}: {several}": 0 < update < rows
-        and steps <= 1,
-        ENGINE: True,
-    }
 
 
 FRAMEWORK = Framework(

@@ -21,7 +21,7 @@ from .formulae import (
     ratio_of,
 )
 from .framework import Default, Framework
-from .run_settings import KLPart, Reader, Run, one_of
+from .run_settings import EARLIER, KLPart, Reader, Run, one_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -172,12 +172,9 @@ def read_config(given: dict[str, Any], _: str | None = None) -> Run:
         run.unread["trainer.loss.kl_tau"] = FIXED
     run.notes += [TO_SAMPLER.format(run["trainer.loss.kl_tau"])] * bool(others)
     run.notes += [f"Sources with {', '.join(others)} have no KL to a reference."] * bool(others and run.parts)
-    steps = run["orchestrator.max_off_policy_steps"]
-    stale = {
-        f"max_off_policy_steps={steps}: completions of earlier policies are trained on": steps > 0,
-        "prime-rl samples with vLLM, whose log-probs differ from those of the trainer": True,
-    }
-    return run.of(", ".join(dict.fromkeys(algorithms)), stale, "reverse-kl-token")
+    run.is_stale_by("orchestrator.max_off_policy_steps", EARLIER)
+    run.is_sampled_by("vLLM")
+    return run.of(", ".join(dict.fromkeys(algorithms)), "reverse-kl-token")
 
 
 def _algorithms(settings: dict[str, Any], given: dict[str, Any]) -> list[str]:

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import RunFileError
 from .framework import Default, Framework
 from .harness import named, subject
-from .run_settings import KLPart, Reader, Run, Why
+from .run_settings import SEVERAL, KLPart, Reader, Run, Why
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -237,7 +237,6 @@ SHARED = ("beta", "sync_ref_model", "use_vllm", "per_device_train_batch_size", "
 TELLING = (*(name for name in GRPO | RLOO if name not in SHARED), "num_generations", "reward_funcs")
 """Settings that tell a run of these trainers from TRL's others."""
 
-LATER = "the later updates of a generation use completions of an earlier policy"
 USUAL_BETA = 0.04
 OWN_FIELDS = ("kl_coef", "kl_level", "kl_divergence", "kl_estimator", "kl_placement", "kl_ratio", "kl_cell")
 """Fields of this package's `KLConfig`."""
@@ -252,13 +251,14 @@ def read_config(given: dict[str, Any], trainer: str | None) -> Run:
     unsure = trainer is None and kind == "grpo" and "loss_type" not in given
     run.notes += ["Read as the settings of a GRPOTrainer; --trainer rloo for RLOO."] * unsure
     run.notes += ["sync_ref_model moves the reference during training."] * run["sync_ref_model"]
+    _add_stale(run)
     run.switch_on("beta", USUAL_BETA, "without it TRL loads no reference and has no KL")
     run.change("mask_truncated_completions", False, "it drops the KL of completions that are cut off")
     if kind == "rloo":
         run.parts.append(_read_rloo(run))
-        return run.of("RLOOTrainer", _stale(run), "reverse-kl-sequence")
+        return run.of("RLOOTrainer", "reverse-kl-sequence")
     run.parts.append(_read_grpo(run))
-    return run.of("GRPOTrainer", _stale(run), "reverse-kl-token")
+    return run.of("GRPOTrainer", "reverse-kl-token")
 
 
 def _read_grpo(run: Run) -> KLPart:
@@ -314,21 +314,20 @@ def _audited_fields(settings: dict[str, object]) -> dict[str, object]:
     return chosen | others
 
 
-def _stale(run: Run) -> dict[str, bool]:
+def _add_stale(run: Run) -> None:
     steps, accumulated = run["steps_per_generation"], run["gradient_accumulation_steps"]
     size, batch = run["generation_batch_size"], run["per_device_train_batch_size"]
-    iterations = run["num_iterations"]
+    run.is_stale_by("num_iterations", SEVERAL, least=2)
+    if _whole(steps) > accumulated:
+        run.stale.append(f"steps_per_generation={steps} above gradient_accumulation_steps={accumulated}: {SEVERAL}")
     # No file has the number of processes.
     processes = math.ceil(_whole(size) / max(batch * accumulated, 1))  # TRL fails with a batch of 0
-    above = f"per_device_train_batch_size={batch} times gradient_accumulation_steps={accumulated}: {LATER}"
-    return {
-        f"num_iterations={iterations}: each batch is used for several updates": iterations > 1,
-        f"steps_per_generation={steps} above gradient_accumulation_steps={accumulated}: {LATER}": (
-            _whole(steps) > accumulated
-        ),
-        f"generation_batch_size={size} above {above}, unless there are at least {processes} processes": processes > 1,
-        "use_vllm: the log-probs of vLLM, which samples, differ from those of the trainer": run["use_vllm"],
-    }
+    if processes > 1:
+        update = f"per_device_train_batch_size={batch} times gradient_accumulation_steps={accumulated}"
+        unless = f"unless there are at least {processes} processes"
+        run.stale.append(f"generation_batch_size={size} above {update}: {SEVERAL}, {unless}")
+    if run["use_vllm"]:
+        run.is_sampled_by("vLLM")
 
 
 def _whole(value: Any) -> int:

@@ -17,7 +17,7 @@ from ..errors import RunFileError
 from .formulae import OVER_COMPLETIONS, OVER_TOKENS, SUM as SUMMED, AsLoss, InReward, number_or_none, part_of
 from .framework import Default, Framework
 from .harness import bare, instead, load, of_arrays, subject
-from .run_settings import Change, KLPart, Reader, Run, Why
+from .run_settings import EARLIER, SEVERAL, Change, KLPart, Reader, Run, Why
 
 if TYPE_CHECKING:
     from ..audit import Subject
@@ -176,7 +176,8 @@ def read_config(given: dict[str, Any], _: str | None = None) -> Run:
     clamp = number_or_none(given, f"{section}kl_clamp_value", None)
     is_ppo = section == "ppo_config."
     run.parts.append((_ppo_part if is_ppo else grpo_part)(run, section, clamp))
-    return run.of(section.removesuffix("."), stale(run), "reverse-kl-sequence" if is_ppo else "reverse-kl-token")
+    add_stale(run)
+    return run.of(section.removesuffix("."), "reverse-kl-sequence" if is_ppo else "reverse-kl-token")
 
 
 def grpo_part(run: Run, section: str, clamp: float | None) -> KLPart:
@@ -206,13 +207,11 @@ def _ppo_part(run: Run, section: str, clamp: float | None) -> KLPart:
     return part_of("tunix", name, form, OVER_TOKENS, run["beta"], caveat)
 
 
-def stale(run: Run) -> dict[str, bool]:
-    """Why completions are not those of the policy that is updated."""
-    iterations, lag = run["num_iterations"], run.settings.get(f"{run.sections[-1]}off_policy_steps", 0)
-    return {
-        f"num_iterations={iterations}: a batch is used for several updates": iterations > 1,
-        f"off_policy_steps={lag}: completions of earlier policies are trained on": lag != 0,
-    }
+def add_stale(run: Run) -> None:
+    """Say why completions are not those of the policy that is updated."""
+    run.is_stale_by("num_iterations", SEVERAL, least=2)
+    if f"{run.sections[-1]}off_policy_steps" in run.settings:  # PPO has none
+        run.is_stale_by("off_policy_steps", EARLIER)
 
 
 FRAMEWORK = Framework(
@@ -341,7 +340,8 @@ def read_config_of_maxtext(given: dict[str, Any], _: str | None = None) -> Run:
     name = f"rl.grpo_beta rl.loss_agg_mode={unit}"
     run.parts = [part_of("maxtext", name, AsLoss("k1"), REDUCTIONS[unit], run["grpo_beta"])]
     run.notes.append(NO_MODE)
-    return run.of("Tunix's GRPO", stale(run), None)
+    add_stale(run)
+    return run.of("Tunix's GRPO", None)
 
 
 MAXTEXT = Framework(

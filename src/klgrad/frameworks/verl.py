@@ -21,7 +21,7 @@ from ..errors import RunFileError
 from .formulae import number_or_none
 from .framework import Default, Framework
 from .harness import instead, load, named, scores, subject, untrained
-from .run_settings import ADAPTS, OTHER_PROGRAMS, Change, KLPart, Reader, Run, Why, as_type, one_of
+from .run_settings import ADAPTS, OTHER_PROGRAMS, SEVERAL, Change, KLPart, Reader, Run, Why, as_type, one_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -415,7 +415,6 @@ REVERSE = ("kl+", "abs+", "mse", "low_var_kl+")
 """Estimators whose gradient as a loss is that of k2."""
 
 REDUCTIONS = ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-sum-norm", "seq-mean-token-mean")
-ENGINE = "verl samples with an inference engine, whose log-probs differ from those of the trainer"
 
 
 def read_config(given: dict[str, Any], _: str | None = None) -> Run:
@@ -444,7 +443,10 @@ def read_config(given: dict[str, Any], _: str | None = None) -> Run:
     run.notes += [ADAPTS] * bool(in_reward and given.get(f"{ALGORITHM}kl_ctrl.type") == "adaptive")
     beside = "klgrad refuses to train beside a KL of verl's own: switch one of them off."
     run.notes += [beside] * bool(declares and (in_loss or in_reward))
-    return run.of("its actor", _stale(run), target)
+    run.is_stale_above("ppo_mini_batch_size", "data.train_batch_size")
+    run.is_stale_by("ppo_epochs", SEVERAL, least=2)
+    run.is_sampled_by("an inference engine")
+    return run.of("its actor", target)
 
 
 def _read_teacher(run: Run) -> KLPart:
@@ -516,16 +518,6 @@ def _read_reward(run: Run, mode: str) -> KLPart:
 def _estimator(run: Run, name: str) -> str:
     told: str = run[name]
     return one_of(run.name_of(name), SAME.get(told, told), ESTIMATORS)
-
-
-def _stale(run: Run) -> dict[str, bool]:
-    batch, mini, epochs = (run[x] for x in ("data.train_batch_size", "ppo_mini_batch_size", "ppo_epochs"))
-    several = "a batch is used for several updates"
-    return {
-        f"train_batch_size={batch} above ppo_mini_batch_size={mini}: {several}": batch > mini,
-        f"ppo_epochs={epochs}: {several}": epochs > 1,
-        ENGINE: True,
-    }
 
 
 FRAMEWORK = Framework(
