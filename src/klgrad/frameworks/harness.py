@@ -133,7 +133,7 @@ def load(
         assert spec is not None, path
         assert spec.loader is not None, path
         module = importlib.util.module_from_spec(spec)
-        module.__package__ = name.rpartition(".")[0]
+        module.__package__, module.__spec__ = name.rpartition(".")[0], None  # a spec would name another package
         # A dataclass looks up its module while its class is created.
         with standing_in(stand_ins, known | {own_name: module}, replaced):
             spec.loader.exec_module(module)
