@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from threading import Event, Thread
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import Progress, ProgressColumn, track
@@ -82,9 +82,8 @@ class LiteralConsole(Console):
     the stream of this moment, so that it still shows something while the output of a loss is captured.
     """
 
-    def __init__(self, *, stderr: bool) -> None:
-        file = sys.stderr if stderr else sys.stdout
-        super().__init__(file=file, stderr=stderr, markup=False, emoji=False, highlight=False)
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(markup=False, emoji=False, highlight=False, **settings)
         if not self.is_terminal:
             self.width = PIPED_WIDTH
 
@@ -98,12 +97,20 @@ class LiteralConsole(Console):
 
 def stdout() -> Console:
     """The console for results."""
-    return LiteralConsole(stderr=False)
+    return LiteralConsole(file=sys.stdout)
 
 
 def stderr() -> Console:
     """The console for progress and messages, which are not part of the results."""
-    return LiteralConsole(stderr=True)
+    return LiteralConsole(file=sys.stderr, stderr=True)
+
+
+def as_html(report: RenderableType, figure: str = "") -> str:
+    """What is printed as a page that needs no network, with a figure in SVG below it."""
+    console = LiteralConsole(file=io.StringIO(), record=True)
+    console.width = 130  # the window of a laptop
+    console.print(report)
+    return console.export_html().replace("</body>", f"{figure}</body>")
 
 
 def bar(*columns: ProgressColumn, console: Console) -> Progress:
