@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Group, RenderableType
+from rich.progress import BarColumn, TaskProgressColumn, TextColumn
 from rich.text import Text
 
 from ..errors import SettingError
 from ..support import text_table
-from .console import as_html, beside, deliver, json_text, stderr
+from .console import as_html, bar, beside, deliver, json_text, stderr
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -78,11 +79,12 @@ def command(
     # A batch fits into the cache of one core, so more threads would not help.
     torch.set_num_threads(1)
     chosen, console = parse_choices(column or []), beside(json, html)
-    with stderr().status(title := f"Reading {files[0].name}") as status:
-        update = lambda rows: status.update(f"{title}: {rows:,} completions")
-        report = examine(files, cell, chosen, by=by, progress=update)
-    shown = show(report)
-    deliver(console, shown, (json, lambda: json_text(report.to_dict())), (html, lambda: as_html(shown, draw(report))))
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn())
+    with bar(*columns, console=stderr()) as shown:
+        task = shown.add_task(f"Reading {files[0].name}", total=1)
+        report = examine(files, cell, chosen, by=by, progress=lambda share: shown.update(task, completed=share))
+    text = show(report)
+    deliver(console, text, (json, lambda: json_text(report.to_dict())), (html, lambda: as_html(text, draw(report))))
 
 
 def show(r: LogReport) -> RenderableType:

@@ -221,8 +221,8 @@ def draw(report: LogReport) -> str:
 
 # One pass over a log.
 
-Progress = Callable[[int], None]
-"""Called with the number of completions that are read."""
+Progress = Callable[[float], None]
+"""Called with the share of the log that is read."""
 
 
 def examine(
@@ -231,7 +231,7 @@ def examine(
     columns: dict[str, str] | None = None,
     *,
     by: str | None = None,
-    progress: Progress = lambda rows: None,
+    progress: Progress = lambda share: None,
 ) -> LogReport:
     r"""Read a log once, a bounded number of completions at a time, and report on it.
 
@@ -240,7 +240,7 @@ def examine(
         cell: the name, in `klgrad.zoo`, of the KL loss in use; its coefficients are then compared with sound ones.
         columns: role to column name, to override the recognised names; an empty name leaves an optional role out.
         by: a column with one value per completion, such as the step; the report then has each of its values too.
-        progress: called with the number of completions that are read.
+        progress: called with the share of the log that is read.
 
     Returns:
         The report. `advice` lists what to change, `kl` has the estimates, and `to_dict()` has everything.
@@ -278,11 +278,11 @@ def examine(
                     "give the files of one run; --column ROLE= leaves an optional column out",
                 )
     sums = _Sums(logs[0].columns, cell)
-    for file, log in zip(files, logs, strict=True):
+    for i, (file, log) in enumerate(zip(files, logs, strict=True)):
         with _name_file(file):
             for chunk in log.chunks(known):
                 sums.add(chunk)
-                progress(sums.whole.kl.lengths.rows)
+                progress((i + chunk.share) / len(files))
     if not sums.whole.kl.lengths.tokens:
         received = f"{files[0]} with {sums.whole.kl.lengths.rows} rows, none of which has a live token"
         raise LogError("a log with at least one live token", received, "check the mask, or write the log again")

@@ -114,11 +114,15 @@ class Ragged(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Rows as the file has them: their numbers there; by role the numbers per token, and the values per completion."""
+    """Rows as the file has them: their numbers there; by role the numbers per token, and the values per completion.
+
+    `share` is that of the file up to the last of them.
+    """
 
     numbers: Sequence[int]
     tokens: dict[str, Ragged]
     values: dict[str, list[object]]
+    share: float
 
 
 @dataclass(frozen=True)
@@ -129,11 +133,13 @@ class Chunk:
         lengths: (B,) numbers of live tokens.
         columns: role to flat log-probs of the live tokens.
         per_row: (B,) numbers of the completion's values by role: of its prompt (`group`), of its part (`by`).
+        share: share of the file up to the end of the chunk.
     """
 
     lengths: Tensor
     columns: dict[str, Tensor]
     per_row: dict[str, Tensor]
+    share: float
 
 
 @dataclass(frozen=True)
@@ -158,7 +164,7 @@ class Log:
                 counted = torch.cat([torch.zeros(1, dtype=torch.int64), live.cumsum(0)])
                 ends = lengths.cumsum(0)
                 lengths = counted[ends] - counted[ends - lengths]
-            yield Chunk(lengths, columns, per_row)
+            yield Chunk(lengths, columns, per_row, rows.share)
 
     def _number(self, role: str, rows: Rows, known: dict[object, int]) -> Tensor:
         """(B,) numbers from 0; equal identifiers have equal numbers, and new ones are added to `known`."""
@@ -292,7 +298,7 @@ def _open_parquet(path: Path) -> tuple[list[str], Read]:
                     if role in PER_TOKEN
                 }
                 values = {role: batch.column(names[role]).to_pylist() for role in names if role not in PER_TOKEN}
-                yield Rows(numbers, tokens, values)
+                yield Rows(numbers, tokens, values, done / file.metadata.num_rows)
 
     return schema.names, read
 
@@ -315,26 +321,28 @@ def _lists(column: pa.Array, role: str, name: str, rows: Sequence[int]) -> Ragge
 
 
 def _open_jsonl(path: Path) -> tuple[list[str], Read]:
-    first = next(_records(path), (0, {}))[1]
+    first = next(_records(path), (0, {}, 0))[1]
 
     def read(names: dict[str, str]) -> Iterator[Rows]:
         lines = (
-            (number, {role: _value(row.get(name), role, name, number) for role, name in names.items()})
-            for number, row in _records(path)
+            (number, {role: _value(row.get(name), role, name, number) for role, name in names.items()}, done)
+            for number, row, done in _records(path)
         )
         while part := list(islice(lines, ROWS)):
-            columns = {role: [row[role] for _, row in part] for role in names}
+            columns = {role: [row[role] for _, row, _ in part] for role in names}
             lists = {role: columns.pop(role) for role in PER_TOKEN if role in names}
             tokens = {role: Ragged(torch.cat(x), torch.tensor([len(row) for row in x])) for role, x in lists.items()}
-            yield Rows([number for number, _ in part], tokens, columns)
+            yield Rows([number for number, *_ in part], tokens, columns, part[-1][2] / path.stat().st_size)
 
     return list(first), read
 
 
-def _records(path: Path) -> Iterator[tuple[int, Json]]:
-    """The number and the object of each line that is not blank."""
+def _records(path: Path) -> Iterator[tuple[int, Json, int]]:
+    """The number and the object of each line that is not blank, and the number of bytes up to its end."""
+    done = 0
     with path.open("rb") as lines:
         for number, line in enumerate(lines, 1):
+            done += len(line)
             if not line.strip():
                 continue
             try:
@@ -347,7 +355,7 @@ def _records(path: Path) -> Iterator[tuple[int, Json]]:
                     f"line {number} of {path}, which is cut off or something else",
                     'write the file again, with {"logp": [...], "ref_logp": [...]} per completion',
                 )
-            yield number, record
+            yield number, record, done
 
 
 def _value(value: Any, role: str, name: str, number: int) -> Any:
@@ -396,7 +404,8 @@ def _open_npz(path: Path) -> tuple[list[str], Read]:
                 for role, x in part.items()
                 if role in PER_TOKEN
             }
-            yield Rows(numbers, tokens, {role: x.tolist() for role, x in part.items() if role not in PER_TOKEN})
+            values = {role: x.tolist() for role, x in part.items() if role not in PER_TOKEN}
+            yield Rows(numbers, tokens, values, numbers.stop / shape[0])
 
     return present, read
 
