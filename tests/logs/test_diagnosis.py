@@ -147,8 +147,8 @@ def test_strings_of_wandb_are_numbers(tmp_path):
         ("x.parquet", "", "trainer_state.json, a folder"),
         ("x.json", '{"a": 1}', "log_history, a list of rows, or columns"),
         ("x.json", "{", "cut off"),
-        ("x.jsonl", '{"a": 1}\n[1]\n', "list in line 2"),
-        ("x.jsonl", 'nonsense\n{"a": 1}\n', "line 1"),
+        ("x.jsonl", '{"a": 1}\n[1]\n', "line 2 of"),
+        ("x.jsonl", 'nonsense\n{"a": 1}\n', "line 1 of"),
         ("x.csv", "name\nx\n", "without any"),
     ],
 )

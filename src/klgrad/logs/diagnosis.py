@@ -79,15 +79,14 @@ def read_scalars(path: Path) -> list[ScalarLog]:
         return _read_folder(path)
     if ".tfevents." in path.name:
         return [_of_events([path], path)]
-    readers = {".json": _read_json, ".jsonl": _read_lines, ".ndjson": _read_lines, ".csv": _read_table}
-    if path.suffix.lower() not in readers:
+    if path.suffix.lower() not in READERS:
         raise LogError(KINDS, str(path), "export the run's scalars as CSV or JSON")
     try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "not text in UTF-8"
-        raise LogError("a log that can be read", f"{path}: {reason}", "check the file") from error
-    return readers[path.suffix.lower()](text, path)
+        return READERS[path.suffix.lower()](path.read_text(encoding="utf-8-sig"), path)
+    except LogError:
+        raise
+    except (OSError, ValueError, RecursionError, csv.Error) as error:  # no text in UTF-8 and no JSON are ValueErrors
+        raise LogError("a log that can be read", f"{path}: {error}", "write it again: it was cut off") from error
 
 
 def _read_folder(path: Path) -> list[ScalarLog]:
@@ -111,10 +110,7 @@ def _global_step(state: Path) -> int:
 
 
 def _read_json(text: str, path: Path) -> list[ScalarLog]:
-    try:
-        data = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise LogError("a JSON file", f"{path}: {error}", "write it again: it was cut off") from error
+    data = json.loads(text)
     if isinstance(data, dict) and isinstance(data.get("log_history"), list):
         return [_build(path, "the Trainer of transformers", _dicts(data["log_history"]))]
     if isinstance(data, list):
@@ -139,12 +135,12 @@ def _read_lines(text: str, path: Path) -> list[ScalarLog]:
     for i, line in lines:
         try:
             row = json.loads(line)
-        except (ValueError, RecursionError) as error:
+        except (ValueError, RecursionError):
             if i == lines[-1][0] and rows:
                 break  # a run that still writes, or was killed
-            raise LogError("one JSON object per line", f"line {i} of {path}: {error}", "write it again") from error
+            row = None
         if not isinstance(row, dict):
-            raise LogError("one JSON object per line", f"{type(row).__name__} in line {i} of {path}", "write objects")
+            raise LogError("one JSON object per line", f"line {i} of {path} without one", "write the file again")
         if isinstance(row.get("data"), dict):  # {"step": 3, "data": {...}}
             is_verl = True
             # orjson, with which verl writes, has null for NaN and infinities.
@@ -156,23 +152,21 @@ def _read_lines(text: str, path: Path) -> list[ScalarLog]:
 
 def _read_table(text: str, path: Path) -> list[ScalarLog]:
     """A CSV of `run.history()`, or of a panel, whose columns are `RUN - METRIC` with their minima and maxima."""
-    try:
-        rows = list(csv.DictReader(text.splitlines()))
-    except csv.Error as error:
-        raise LogError("a CSV file", f"{path}: {error}", "export it again") from error
+    rows = list(csv.DictReader(text.splitlines()))
     columns = [name for name in (rows[0] if rows else {}) if name and not name.endswith(("__MIN", "__MAX"))]
     runs = dict.fromkeys(name.split(" - ", 1)[0] for name in columns if " - " in name)
     if not runs:
         return [_build(path, "a history as CSV", rows)]
     logs = []
     for run in runs:
-        columns_of_run = {name: name.split(" - ", 1)[1] for name in columns if name.startswith(f"{run} - ")}
-        shared = [name for name in columns if " - " not in name]
-        cut = [
-            {**{x: row[x] for x in shared}, **{metric: row[x] for x, metric in columns_of_run.items()}} for row in rows
-        ]
+        of_run = [(name, name) for name in columns if " - " not in name]
+        of_run += [(name, name.removeprefix(f"{run} - ")) for name in columns if name.startswith(f"{run} - ")]
+        cut = [{metric: row[name] for name, metric in of_run} for row in rows]
         logs.append(_build(path, "a panel of wandb as CSV", cut, run))
     return logs
+
+
+READERS = {".json": _read_json, ".jsonl": _read_lines, ".ndjson": _read_lines, ".csv": _read_table}
 
 
 def _of_events(files: list[Path], path: Path) -> ScalarLog:
