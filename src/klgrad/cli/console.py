@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from threading import Event, Thread
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import Progress, ProgressColumn, track
@@ -55,12 +55,7 @@ def json_text(data: object) -> str:
 # The consoles of the commands, and how they write their files.
 
 
-class HasName(Protocol):
-    @property
-    def name(self) -> str: ...
-
-
-T = TypeVar("T", bound=HasName)
+T = TypeVar("T")
 
 SILENCE = 10.0
 """Seconds after which a line tells the progress, where there is no bar."""
@@ -121,15 +116,8 @@ def bar(*columns: ProgressColumn, console: Console) -> Progress:
 
 
 def tracked(items: Sequence[T], title: str, console: Console) -> Iterable[T]:
-    """The items, with a progress bar where the console is a terminal, and lines now and then where it is none."""
-    if console.is_terminal:
-        yield from track(items, title, console=console, transient=True)
-        return
-    current = ""
-    with lines(console, lambda: f"{title} {current}"):
-        for i, item in enumerate(items, 1):
-            current = f"{item.name} ({i} of {len(items)})"
-            yield item
+    """The items, with a progress bar where the console is a terminal."""
+    return track(items, title, console=console, transient=True) if console.is_terminal else items
 
 
 @contextmanager
