@@ -49,7 +49,7 @@ def completing(names: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]
 
 def json_text(data: object) -> str:
     """Data as the text of a file."""
-    return json.dumps(finite(data), indent=2) + "\n"
+    return json.dumps(finite(data), indent=2, ensure_ascii=False) + "\n"
 
 
 # The consoles of the commands, and how they write their files.
