@@ -168,7 +168,8 @@ def test_unknown_suffixes_and_missing_files_are_refused(tmp_path):
     path = tmp_path / "log.csv"
     path.write_text("logp\n")
     assert "a file that ends in .parquet, .jsonl, .ndjson, .npz" in message_of(path)
-    assert "an existing file" in message_of(tmp_path / "none.parquet")
+    for name in ("none.parquet", "nosuchfolder"):
+        assert "an existing file or folder" in message_of(tmp_path / name)
     (tmp_path / "folder.parquet").mkdir()
     assert "folder.parquet without any" in message_of(tmp_path / "folder.parquet")
     assert "run-*.parquet without any" in message_of(tmp_path / "run-*.parquet")
