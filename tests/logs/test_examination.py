@@ -307,6 +307,7 @@ def test_too_many_values_are_refused(tmp_path, monkeypatch):
 
 
 def test_the_command_prints_the_table_and_writes_the_page(tmp_path):
+    pytest.importorskip("matplotlib")
     run_of(tmp_path / "<run>")
     page, out = tmp_path / "page.html", tmp_path / "report.json"
     given = ["logs", str(tmp_path / "<run>"), "--by", "step", "--html", str(page), "--json", str(out)]
@@ -326,10 +327,9 @@ def test_the_command_prints_the_table_and_writes_the_page(tmp_path):
 
 
 def test_the_figure_has_every_quantity_at_every_step(tmp_path, monkeypatch):
-    from matplotlib.figure import Figure
-
+    kind = pytest.importorskip("matplotlib.figure").Figure
     drawn = []
-    monkeypatch.setattr(Figure, "savefig", lambda figure, file, **_: drawn.append(figure) or file.write(b"<svg></svg>"))
+    monkeypatch.setattr(kind, "savefig", lambda figure, file, **_: drawn.append(figure) or file.write(b"<svg></svg>"))
     run_of(tmp_path / "run")
     found = examine(tmp_path / "run", by="step")
     assert draw(found) == "<svg></svg>"

@@ -92,7 +92,7 @@ def read_scalars(path: Path) -> list[ScalarLog]:
 def _read_folder(path: Path) -> list[ScalarLog]:
     states = [path / TRAINER_STATE] if (path / TRAINER_STATE).is_file() else list(path.glob(f"*/{TRAINER_STATE}"))
     if states:  # each has the whole history up to its checkpoint
-        return read_scalars(max(states, key=lambda state: _global_step(state)))
+        return read_scalars(max(states, key=lambda state: (len(str(state)), str(state))))  # checkpoint-10 is after -2
     if events := sorted(path.rglob(EVENTS)):
         return [_of_events(events, path)]
     others = [x for x in sorted(path.iterdir()) if x.suffix.lower() in (".jsonl", ".csv")]
@@ -102,19 +102,12 @@ def _read_folder(path: Path) -> list[ScalarLog]:
     raise LogError(KINDS, received, "name the file")
 
 
-def _global_step(state: Path) -> int:
-    try:
-        return int(json.loads(state.read_text(encoding="utf-8"))["global_step"])
-    except (ValueError, KeyError, TypeError):
-        return -1  # a checkpoint that was cut off
-
-
 def _read_json(text: str, path: Path) -> list[ScalarLog]:
     data = json.loads(text)
     if isinstance(data, dict) and isinstance(data.get("log_history"), list):
-        return [_build(path, "the Trainer of transformers", _dicts(data["log_history"]))]
+        return [_build(path, "the Trainer of transformers", data["log_history"])]
     if isinstance(data, list):
-        return [_build(path, "a history as JSON records", _dicts(data))]
+        return [_build(path, "a history as JSON records", data)]
     if isinstance(data, dict) and data and all(isinstance(column, dict) for column in data.values()):
         rows: dict[str, Json] = {}
         for name, column in data.items():
@@ -122,10 +115,6 @@ def _read_json(text: str, path: Path) -> list[ScalarLog]:
                 rows.setdefault(index, {})[name] = value
         return [_build(path, "a history as JSON columns", rows.values())]
     raise LogError("log_history, a list of rows, or columns", f"{path} with others", "export the run's history")
-
-
-def _dicts(rows: list[object]) -> list[Json]:
-    return [row for row in rows if isinstance(row, dict)]
 
 
 def _read_lines(text: str, path: Path) -> list[ScalarLog]:
@@ -191,7 +180,7 @@ def _of_events(files: list[Path], path: Path) -> ScalarLog:
 
 def _build(path: Path, form: str, rows: Iterable[Json], run: str = "") -> ScalarLog:
     metrics: dict[str, dict[float, float]] = {}
-    for i, row in enumerate(rows):
+    for i, row in enumerate(row for row in rows if isinstance(row, dict)):
         step = next((x for name in STEPS if (x := _number(row.get(name))) is not None), float(i))
         for name, value in row.items():
             if name not in STEPS and (number := _number(value)) is not None:
@@ -355,7 +344,8 @@ def _diagnose_run(log: ScalarLog, configuration: RunConfiguration, name: str) ->
     elif others := sampler_kls(log):
         symptoms.append(("other-kl", f"{', '.join(others)}: KLs to the sampler or to the policy before the update."))
     else:
-        lines.append(_no_kl(log))
+        others = unrecognised_kls(log)
+        lines.append(f"No KL that is known by its name; name one by --kl: {', '.join(others)}." if others else NO_KL)
     if others := sampler_kls(log):
         lines.append(f"Not to a reference, and left out: {', '.join(others)}.")
     lines += [f"{x}: {TIMES_BETA[x.split('/')[-1]]}." for x in log.series if x.split("/")[-1] in TIMES_BETA]
@@ -375,6 +365,11 @@ def _diagnose_run(log: ScalarLog, configuration: RunConfiguration, name: str) ->
     return RunDiagnosis(log, kl, level, tuple(lines), observations, beta)
 
 
+NO_KL = (
+    "No KL is in this log. At a coefficient of 0 most trainers load no reference and log none; KLCallback of "
+    "klgrad.trl measures it all the same."
+)
+
 Seen = Iterator[tuple[str, str]]
 """Names of symptoms, and the numbers."""
 
@@ -386,15 +381,6 @@ def _chosen(log: ScalarLog, name: str) -> list[KLMetric]:
         raise LogError(f"a metric of {log.name}", name, f"it has {', '.join(sorted(log.series))}")
     metrics = {metric.name: metric for metric in reference_kls(log)}
     return [metrics.get(name) or KLMetric(name, "", "as named by --kl", log.series[name])]
-
-
-def _no_kl(log: ScalarLog) -> str:
-    if others := unrecognised_kls(log):
-        return f"No KL that is known by its name; name one by --kl: {', '.join(others)}."
-    return (
-        "No KL is in this log. At a coefficient of 0 most trainers load no reference and log none; KLCallback of "
-        "klgrad.trl measures it all the same."
-    )
 
 
 def _described(kl: KLMetric, level: tuple[float, float] | None, log: ScalarLog) -> Iterator[str]:
