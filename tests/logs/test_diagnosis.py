@@ -149,7 +149,7 @@ def test_what_cannot_be_read_is_an_error_with_a_remedy(tmp_path, files, message)
     for name, text in files.items():
         (tmp_path / name).write_text(text)
     with pytest.raises(LogError, match=message):
-        read_scalars(tmp_path / name if len(files) == 1 else tmp_path)
+        read_scalars(tmp_path / next(iter(files)) if len(files) == 1 else tmp_path)
 
 
 # KLs by their names.

@@ -66,7 +66,7 @@ def test_logits_in_half_precision_are_more_than_rounded_log_probs(tmp_path):
 
 
 @pytest.mark.parametrize("amount", [0.02, 0.1, 0.3, 1.0])
-def test_dropout_is_told_from_other_weights_where_prompts_repeat_and_not_guessed_elsewhere(amount, tmp_path):
+def test_dropout_is_told_from_other_weights_only_where_prompts_repeat(amount, tmp_path):
     for fault, name in (("dropout", "random trainer"), ("stale", "systematic")):
         data = sampled(fault, amount)
         assert cause_of(tmp_path, data)[0].name == name

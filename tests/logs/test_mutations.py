@@ -47,7 +47,7 @@ FAULTS = {
         "logs/test_mismatch.py::test_a_shift_is_named_with_its_direction"),
     "repeats of any token": (
         "logs.mismatch.Evidence._first_tokens", "& (y[1:] == y[:-1])", "",
-        "logs/test_mismatch.py::test_dropout_is_told_from_other_weights_where_prompts_repeat"),
+        "logs/test_mismatch.py::test_dropout_is_told_from_other_weights_only_where_prompts_repeat"),
     "limits on the other side": (
         "logs.mismatch._beyond", "limit - y if a > 1 else y - limit", "y - limit",
         "logs/test_mismatch.py::test_the_limits_hold_for_every_token_of_every_context"),
@@ -59,7 +59,7 @@ FAULTS = {
         "logs/test_mismatch.py::test_a_filter_is_named_with_the_mass_it_kept"),
     "noise taken for what is systematic": (
         "logs.mismatch.find_randomness", "repeats.noise > 0.5", "repeats.noise < 0.5",
-        "logs/test_mismatch.py::test_dropout_is_told_from_other_weights_where_prompts_repeat"),
+        "logs/test_mismatch.py::test_dropout_is_told_from_other_weights_only_where_prompts_repeat"),
     "every number a bf16 number": (
         "logs.mismatch.find_rounding", "nonzero.to(dtype).double() == nonzero", "nonzero == nonzero",
         "logs/test_mismatch.py::test_noise_is_no_rounding"),
