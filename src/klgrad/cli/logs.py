@@ -99,9 +99,9 @@ def show(r: LogReport) -> RenderableType:
     if any(name.startswith("ratio/") for name in r.kl.scalars):
         sampler = "behavior_logp" if "behavior_logp" in r.columns else "old_logp"
         parts += _section(f"Importance ratios, logp to {sampler}", _ratios(r.kl))
-    if (found := r.coefficients) is not None:
-        title = f"Coefficients of {found.cell.name}, compared with the sound terms"
-        parts += _section(title, _coefficients(found), _terms(found))
+    if (of_cell := r.coefficients) is not None:
+        title = f"Coefficients of {of_cell.cell.name}, compared with the sound terms"
+        parts += _section(title, _coefficients(of_cell), _terms(of_cell))
     parts += _section("Trainer against sampler", *_mismatch(r))
     if "by" in r.columns:
         parts += _section(f"By {r.columns['by']}", _parts(r))
@@ -186,9 +186,9 @@ def _ratios(report: Report) -> Table:
 RATIO_FIELDS = ("mean", "quantile_0.01", "quantile_0.5", "quantile_0.99", "max", "effective_sample_size")
 
 
-def _coefficients(found: CoefficientComparison) -> Table:
+def _coefficients(compared: CoefficientComparison) -> Table:
     """One column per level. The terms are printed below, since they are wider than a terminal."""
-    levels = found.levels.values()
+    levels = compared.levels.values()
     rows = [
         ("relative difference", *(_number(c.relative_difference, percent=True) for c in levels)),
         ("correlation", *(_number(c.correlation) for c in levels)),
@@ -196,18 +196,18 @@ def _coefficients(found: CoefficientComparison) -> Table:
         ("largest", *(f"{c.largest:.3g}" for c in levels)),
         ("largest of the sound ones", *(f"{c.largest_sound:.3g}" for c in levels)),
     ]
-    return text_table(rows, ("", *(LEVELS[level] for level in found.levels)), numbers=1)
+    return text_table(rows, ("", *(LEVELS[level] for level in compared.levels)), numbers=1)
 
 
 LEVELS = {"token": "token by token", "sequence": "whole completions"}
 
 
-def _terms(found: CoefficientComparison) -> Text:
-    on_policy, off_policy = found.cell.descends
-    sound = "".join(f"Sound, {LEVELS[level]}: {c.term}\n" for level, c in found.levels.items())
-    reason = f"{found.explanation}\n" if found.explanation else ""
+def _terms(compared: CoefficientComparison) -> Text:
+    on_policy, off_policy = compared.cell.descends
+    sound = "".join(f"Sound, {LEVELS[level]}: {c.term}\n" for level, c in compared.levels.items())
+    reason = f"{compared.explanation}\n" if compared.explanation else ""
     return Text(
-        f"{sound}{reason}{found.dead_share:.3%} of the tokens are in a dead zone. "
+        f"{sound}{reason}{compared.dead_share:.3%} of the tokens are in a dead zone. "
         f"It descends {on_policy} on-policy, {off_policy} off-policy."
     )
 
