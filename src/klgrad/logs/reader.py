@@ -43,7 +43,7 @@ def assign(present: Sequence[str], chosen: dict[str, str]) -> dict[str, str]:
 
     Without a column for `logp`, it is that of `old_logp`: at the start of an update π is the old policy.
     """
-    recognised = [(role, name) for name in present if name not in chosen.values() and (role := role_of(name))]
+    recognised = [(known, name) for name in present if name not in chosen.values() and (known := role_of(name))]
     names: dict[str, str] = {}
     for (role, _), name in sorted(recognised, key=lambda each: each[0][1]):
         if role not in chosen:
