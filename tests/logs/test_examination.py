@@ -327,7 +327,7 @@ def test_the_figure_has_every_quantity_at_every_step(tmp_path, monkeypatch):
     assert draw(found) == "<svg></svg>"
     assert [panel.get_title("left") for panel in drawn[0].axes] == list(FIGURES)
     for panel, name in zip(drawn[0].axes, FIGURES.values(), strict=True):
-        (line, *_), rows = panel.lines, [dict(part.mismatch) | dict(part.kl) for part in found.parts]
+        (line, *_), rows = panel.lines, [{**(part.mismatch or {}), **part.kl} for part in found.parts]
         assert line.get_xydata().tolist() == [[step, row[name]] for step, row in zip(STEPS, rows, strict=True)]
     assert drawn[0].axes[0].lines[2].get_ydata().tolist() == list(found.parts[0].kl.intervals()[FIGURES[K3]])
     assert draw(replace(found, parts=found.parts[:1])) == ""

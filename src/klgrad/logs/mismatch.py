@@ -327,7 +327,7 @@ class MismatchCase:
     @property
     def opposite_share(self) -> float:
         """Differences that make a token less likely under the sampler, relative to the others: 0 for a filter."""
-        return float(-self.d.clamp(max=0).mean() / self.d.clamp(min=0).mean().clamp(min=1e-12))
+        return float((-self.d).clamp(min=0).mean() / self.d.clamp(min=0).mean().clamp(min=1e-12))
 
 
 def cause_of(evidence: Evidence) -> Cause:
