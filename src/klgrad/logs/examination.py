@@ -277,7 +277,7 @@ def examine(
                     ", ".join(sorted(logs[-1].columns)),
                     "give the files of one run; --column ROLE= leaves an optional column out",
                 )
-    sums = _Sums(logs[0].columns, cell)
+    sums = LogSums(logs[0].columns, cell)
     for i, (file, log) in enumerate(zip(files, logs, strict=True)):
         with _name_file(file):
             for chunk in log.chunks(known):
@@ -300,7 +300,7 @@ def _name_file(file: Path) -> Iterator[None]:
         raise LogError(error.expected, f"{error.received} of {file}", error.remedy) from error
 
 
-class _Sums:
+class LogSums:
     def __init__(self, columns: dict[str, str], cell: str | None) -> None:
         self.columns = columns
         self.whole, self.lags = RowSums("old_logp" in columns), Lags()
