@@ -7,7 +7,6 @@ from ..errors import SettingError
 from ..models import EMBEDDED, layer_count, resolve
 from ..support import Json
 from ..trl.config import teachers_of
-from ..trl.contract import avoid_cudnn_attention
 from ..trl.kl_trainer import check_prompts
 from .checkpoint import RunTrainer
 from .data import Data, Reward, checked_reward, data_of, has_reward, probe
@@ -114,7 +113,6 @@ def _trainer(settings: RunSettings, models: Models, tokenizer: Any, data: Data, 
     from trl.trainer.utils import get_peft_config, get_quantization_config
 
     training, policy = settings.training, settings.policy
-    avoid_cudnn_attention(training.device)
     asked = teachers_of(training.teacher)  # a name that was given stays: a column of the dataset may have it
     named = [path if asked.get(name, name) == name else f"{name}={path}" for name, path in models.teachers.items()]
     training.teacher = ",".join(named) or None

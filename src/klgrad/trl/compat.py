@@ -1,9 +1,4 @@
-"""The seam to TRL: private names of TRL, transformers and accelerate are used here and in `contract.py`.
-
-Methods that have to be overridden are overridden in `kl_trainer.py`, `contract.py` and
-`training/checkpoint.py`; `contract.OVERRIDES` lists them. A test searches `trl/` and `training/` for private names
-outside these two files and that list.
-"""
+"""The seam to TRL: private names of TRL, transformers and accelerate, except methods that `KLTrainer` overrides."""
 
 import copy
 import inspect
@@ -13,12 +8,10 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy
 import torch
-import trl
-from packaging.version import Version
 from torch import Tensor
 from trl.models.utils import prepare_deepspeed, prepare_fsdp
 from trl.trainer import grpo_trainer
@@ -41,31 +34,15 @@ from ..support import Json, Model, write_whole
 if TYPE_CHECKING:
     from .kl_trainer import KLTrainer
 
-# The versions of TRL that this package was written for, and the error for a TRL that differs.
-
-FIRST = (1, 16)
-"""The first version that is tested; `pyproject.toml` claims the same."""
-WINDOW = f"trl>={FIRST[0]}.{FIRST[1]}"
-
-
 class ContractError(KlgradError, RuntimeError):
     """The installed TRL is not one that the trainer can rely on: the KL might be left out or changed."""
 
     def __init__(self, expected: str, received: str, remedy: str | None = None) -> None:
-        install = f"install a TRL that klgrad is tested with: pip install '{WINDOW}', or the version before this one"
+        install = "install a TRL that klgrad is tested with: pip install trl==1.16.0"
         super().__init__(expected, received, remedy or install)
 
 
-def check_version() -> None:
-    """Refuse a TRL from before the first version that is tested; a later one is judged by what it does."""
-    if Version(trl.__version__).release[:2] < FIRST:  # a pre-release counts as its release
-        raise ContractError(f"TRL in the range {WINDOW}", f"TRL {trl.__version__}")
-
-
 # TRL's metrics, and the state of TRL and transformers that their checkpoints leave out.
-#
-# Touches `GRPOTrainer._metrics`, `_step`, `_buffered_inputs`, `_total_train_tokens`, `entropy_coef` and
-# `_last_world_entropy`, and `Trainer._tr_loss` and `_globalstep_last_logged`.
 
 Mode = Literal["train", "eval"]
 
@@ -136,19 +113,8 @@ class LossSinceLog:
 # hold tensors, differ between processes, and are in use.
 
 
-class Checkpointed(Protocol):
-    """A part of a trainer that survives a checkpoint; the state is plain data and tensors."""
-
-    def state_dict(self) -> Json:
-        """The state between two updates."""
-        ...
-
-    def load_state_dict(self, state: Json) -> None:
-        """Continue from a state."""
-        ...
-
-
-Parts = Mapping[str, Checkpointed]
+Parts = Mapping[str, Any]
+"""Parts of a trainer by name, with `state_dict` and `load_state_dict`; a state is plain data and tensors."""
 
 
 def save_parts(trainer: "KLTrainer", folder: Path) -> None:
@@ -197,8 +163,6 @@ def state_file(folder: Path, rank: int) -> Path:
 
 
 # The files of a checkpoint, where transformers has no public name for them.
-#
-# Touches `Trainer._get_output_dir` and `_load_from_checkpoint`, and accelerate's `fsdp_plugin`.
 
 
 def checkpoint_folder(trainer: GRPOTrainer, trial: object) -> Path:
@@ -218,9 +182,6 @@ def save_in_one_piece(trainer: GRPOTrainer) -> None:
 
 
 # A scored batch of completions, under the keys that TRL's loss reads.
-#
-# Touches the keys `prompt_ids`, `prompt_mask`, `completion_ids`, `completion_mask`, `tool_mask`, `advantages`,
-# `ref_per_token_logps`, `old_per_token_logps` and `sampling_per_token_logps`.
 
 Batch = Json
 
@@ -230,10 +191,6 @@ sampling, from which TRL's loss computes its ratio; and vLLM's own."""
 
 NEEDED = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
 """The keys of prompts and completions, in the batches of all of TRL's trainers that sample."""
-
-FACTOR = 6364136223846793005
-"""An odd number, whose powers modulo 2^64 differ for all lengths that occur."""
-
 
 @dataclass(frozen=True, eq=False)
 class CompletionRows:
@@ -258,6 +215,10 @@ class CompletionRows:
     def targets(self) -> Tensor:
         """(B, keep) the tokens of the completions."""
         return self.ids[:, -self.keep :]
+
+
+FACTOR = 6364136223846793005
+"""An odd number, whose powers modulo 2^64 differ for all lengths that occur."""
 
 
 def prompt_keys(batch: Batch) -> Tensor:
@@ -313,11 +274,6 @@ def has_images(batch: Batch) -> bool:
 
 
 # The policy and the reference as models: found, loaded and gathered by TRL's helpers.
-#
-# Touches `trl.trainer.utils.use_adapter`, `create_model_from_path`, `maybe_gather_lm_head_ctx`, `add_fused_lm_head` and
-# `disable_dropout_in_model`, `trl.models.prepare_deepspeed` and `prepare_fsdp`, transformers'
-# `config._name_or_path` and `config._attn_implementation`, peft's `peft_config` and `get_base_model`, and DeepSpeed's
-# `ds_id` and `ds_shape`.
 
 
 @contextmanager
@@ -405,16 +361,12 @@ def load_model(name: str, args: GRPOConfig, quantization: object = None) -> Mode
 
 
 # CompletionRows: sampled, tokenized, padded and shuffled by TRL.
-#
-# Touches `GRPOTrainer._generate` (the order of what it returns), `_generate_single_turn`, `_tokenize_prompts` and
-# `_tokenizer`, `Trainer.model_wrapped`, `trl.trainer.utils.pad`, and the global `shuffle_sequence_dict` of
-# `trl.trainer.grpo_trainer`.
 
 Rows = list[list[int]]
 
 
 class Sampled(NamedTuple):
-    """What `_generate` returns first; `check` compares it with what TRL passes on."""
+    """What `_generate` returns first."""
 
     prompt_ids: Rows
     completion_ids: Rows
@@ -423,21 +375,6 @@ class Sampled(NamedTuple):
     logprobs: object
     extra_fields: object
     images: object
-    tool_images: object
-
-    @classmethod
-    def of(cls, returned: tuple[Any, ...]) -> "Sampled":
-        if len(returned) < len(cls._fields):
-            raise ContractError(f"{len(cls._fields)} values from GRPOTrainer._generate", f"{len(returned)}")
-        return cls(*returned[: len(cls._fields)])
-
-    def check(self, completion_ids: Rows) -> None:
-        """Raise `ContractError` unless these are the completions, as TRL gives them to rewards, and the masks fit."""
-        mask = self.completion_ids if self.tool_mask is None else self.tool_mask
-        if self.completion_ids != completion_ids or [*map(len, mask)] != [*map(len, completion_ids)]:
-            raise ContractError(
-                f"GRPOTrainer._generate that returns {', '.join(self._fields)}", "other completions than are rewarded"
-            )
 
 
 def tokenize_prompts(trainer: GRPOTrainer, prompts: list[object]) -> Rows:
@@ -489,9 +426,6 @@ def shuffle_with(shuffle: Callable[[Batch], Batch]) -> AbstractContextManager[No
 
 
 # Log-probs of completions by TRL's forward pass, and TRL's loss, with the forward pass that it asks for captured.
-#
-# Touches `GRPOTrainer._get_per_token_logps_and_entropies`, which `KLTrainer` also overrides, `_compute_loss`, and what
-# a loss of TRL changes: `_metrics`, `_entropy_window_stats`, `entropy_coef` and `_last_world_entropy`.
 
 Result = tuple[Tensor, Tensor | None, Tensor | None]
 """(B, T) log-probs, (B, T) entropies, and the auxiliary loss of a mixture of experts."""

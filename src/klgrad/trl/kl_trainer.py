@@ -37,7 +37,6 @@ from .compat import (
     Rows,
     Sampled,
     add_reference,
-    attention_of,
     checkpoint_folder,
     current_mode,
     has_adapters,
@@ -46,15 +45,16 @@ from .compat import (
     load_parts,
     log_metrics,
     model_name,
+    prompt_keys,
     reference_loaded_from,
     save_parts,
     shuffle_with,
     token_weights,
 )
 from .config import KLConfig, TRLObjective, resolve_config, teachers_of
-from .contract import check_contract, warn_of_cudnn_attention
+from .contract import avoid_cudnn_attention, check_contract
 from .metrics import KLMetrics
-from .scorer import PromptNumbers, Scorer, gather_rows, shuffle_groups
+from .scorer import Scorer, gather_rows, shuffle_groups
 
 # The KL as parts of a loss: per token, for TRL to reduce, or summed.
 
@@ -245,9 +245,8 @@ def check_prompts(args: KLConfig, prompts: int) -> None:
 
 
 def check_built(trainer: GRPOTrainer, args: KLConfig, objective: TRLObjective) -> None:
-    """Raise `MeaningError` for settings that do not fit the number of processes or the model; warn of bad gradients."""
-    half = bool(args.bf16 or args.fp16)
-    warn_of_cudnn_attention(trainer.accelerator.device, attention_of(trainer.model), half=half)
+    """Raise `MeaningError` for settings that do not fit the number of processes or the model."""
+    avoid_cudnn_attention(trainer.accelerator.device)
     rows = args.per_device_train_batch_size * trainer.accelerator.num_processes
     if objective.leaves_one_out and rows < 2:
         raise MeaningError(
@@ -359,13 +358,11 @@ class KLTrainer(GRPOTrainer):
         self.objective = args.objective
         self.coefficient = self.objective.beta()
         self.kl_metrics = KLMetrics(self.objective, self.coefficient, partial(log_metrics, self))
-        self.lag_queue, self.prompt_numbers = LagQueue(args), PromptNumbers(self, args)
+        self.lag_queue = LagQueue(args)
         self.checkpointed: Parts = {
             "generation": GenerationState(self),
             "loss": LossSinceLog(self),
             "beta": self.coefficient,
-            "lengths": self.kl_metrics.lengths,
-            "prompts": self.prompt_numbers,
             "lag": self.lag_queue,
         }
         self._capture, self._check_start = PassCapture(), StartCheck(self, args)
@@ -416,7 +413,6 @@ class KLTrainer(GRPOTrainer):
     # Score
 
     def _prepare_inputs(self, generation_batch: list[Json]) -> Batch:
-        self.prompt_numbers.check(generation_batch)
         if not self.objective.needs_groups:
             return super()._prepare_inputs(generation_batch)
         with shuffle_with(shuffle_groups):
@@ -424,7 +420,7 @@ class KLTrainer(GRPOTrainer):
 
     def _generate(self, prompts: list[object]) -> Any:
         returned = super()._generate(prompts)
-        self._last_sampled = Sampled.of(returned)
+        self._last_sampled = Sampled(*returned[: len(Sampled._fields)])
         return returned
 
     def _generate_and_score_completions(self, inputs: list[Json]) -> Batch:
@@ -457,7 +453,7 @@ class KLTrainer(GRPOTrainer):
         self.scorer.add_teachers(batch, inputs)
         if scored and not by_trl:
             batch = {**batch, REF_LOGP: self.scorer.reference_log_probs(batch)}
-        batch["group"] = self.prompt_numbers.of_generation(len(batch["completion_ids"]))
+        batch["group"] = prompt_keys(batch)
         if self.args.rollout_lag and current_mode(self) == "train" and OLD_LOGP not in batch:
             batch[OLD_LOGP] = self.scorer.log_probs(self.model, batch)
         return batch
@@ -474,14 +470,11 @@ class KLTrainer(GRPOTrainer):
     def _score_sampled(self, completion_ids: list[list[int]]) -> Tensor:
         """(B,) log π - log ref of each completion that TRL has just sampled, of all processes; recorded here too."""
         assert self._last_sampled is not None  # TRL samples before it scores
-        self._last_sampled.check(completion_ids)
         rollout = self.scorer.sampled_rollout(self._last_sampled)
-        rows = len(rollout.mask) // self.accelerator.num_processes
-        group, _ = gather_rows(self.accelerator, {"group": self.prompt_numbers.of_rows(rows)})
         self._check_start(rollout)
         # The β of these completions; recording them may change it for the next.
         self.reward_weights[self._kl_reward_index()] = -self.coefficient.value
-        self.kl_metrics.record(current_mode(self), rollout, group["group"], None, last=not self._evaluating)
+        self.kl_metrics.record(current_mode(self), rollout, rollout.group, None, last=not self._evaluating)
         return rollout.log_ratio.sum(-1)
 
     def _kl_reward_index(self) -> int:
@@ -607,7 +600,6 @@ class KLTrainer(GRPOTrainer):
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
         """TRL's loop. The KL is reported for the whole evaluation, and not as a mean over its batches."""
         self._evaluating = True
-        self.prompt_numbers.begin_evaluation()
         self.kl_metrics.restart("eval")
         try:
             output = super().evaluation_loop(*args, **kwargs)

@@ -1,6 +1,5 @@
 """Scores of completions: exact KLs by a forward pass that computes them, and groups of completions."""
 
-import math
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -33,18 +32,17 @@ from . import compat
 from .compat import (
     Batch,
     CompletionRows,
-    ContractError,
     ForwardPass,
     Pass,
     Sampled,
     base_of,
     completion_log_probs,
-    current_mode,
     gathered,
     has_images,
     is_split,
     padded,
     padded_mask,
+    prompt_keys,
     reference_model,
 )
 from .config import KLConfig, TRLObjective, teachers_of
@@ -75,62 +73,7 @@ def _gathered(accelerator: Any, x: Tensor, own: slice) -> Tensor:
     return torch.cat([total[: own.start], mine, total[own.stop :]])
 
 
-# Which completions are of the same prompt, on all processes.
-
-
-class PromptNumbers:
-    """Numbers the prompts of completions, so that two have the same number only if they are of the same prompt.
-
-    TRL generates `num_generations` completions of each prompt in adjacent rows, counted over all processes.
-    """
-
-    def __init__(self, trainer: GRPOTrainer, args: KLConfig) -> None:
-        self._trainer, self._args = trainer, args
-        self._generations = 0
-        self._evaluated = 0
-
-    def of_rows(self, rows: int) -> Tensor:
-        """(rows,) the number of the prompt of each row of this process."""
-        trainer = self._trainer
-        first = trainer.accelerator.process_index * rows
-        row = torch.arange(rows, device=trainer.accelerator.device) + first
-        if current_mode(trainer) == "train":
-            return row // trainer.num_generations
-        return row // trainer.num_generations_eval + self._evaluated
-
-    def of_generation(self, rows: int) -> Tensor:
-        """The same for a batch that was just generated, with other numbers than the batches before it.
-
-        All batches of an evaluation, and all generations of one update, are numbered apart.
-        """
-        number = self.of_rows(rows)
-        if current_mode(self._trainer) == "eval":
-            self._evaluated += rows * self._trainer.accelerator.num_processes
-            return number
-        self._generations += 1
-        steps = (self._args.steps_per_generation or 1) * self._trainer.num_iterations
-        together = math.ceil(self._args.gradient_accumulation_steps / steps) + 1
-        return number + (self._generations % together) * (self._args.generation_batch_size or 0)
-
-    def begin_evaluation(self) -> None:
-        self._evaluated = 0
-
-    def check(self, rows: list[Json]) -> None:
-        """Raise `ContractError` if rows of the dataset, as TRL repeats them, have one number and different prompts."""
-        number = self.of_rows(len(rows)).tolist()
-        for i in range(1, len(rows)):
-            if number[i] == number[i - 1] and rows[i].get("prompt") != rows[i - 1].get("prompt"):
-                raise ContractError(
-                    "completions of one prompt in adjacent rows, as many as `num_generations`",
-                    f"other prompts in rows {i - 1} and {i}",
-                    "use TRL's own sampler: baselines and standard errors are taken over these groups",
-                )
-
-    def state_dict(self) -> Json:
-        return {"generations": self._generations}
-
-    def load_state_dict(self, state: Json) -> None:
-        self._generations = state["generations"]
+# Groups: the completions of one prompt, by `compat.prompt_keys`.
 
 
 def merge_lone_rows(group: Tensor) -> Tensor:
@@ -143,7 +86,7 @@ def merge_lone_rows(group: Tensor) -> Tensor:
     alone = counts[index] == 1
     if not bool(alone.any()) or len(values) == 1:
         return group
-    home = values.new_tensor(int(values.max()) + 1) if int(alone.sum()) > 1 else values[counts.argmax()]
+    home = group[alone][0] if int(alone.sum()) > 1 else values[counts.argmax()]
     return torch.where(alone, home, group)
 
 
@@ -570,8 +513,8 @@ class Scorer:
         own = self.log_probs(self._trainer.model, batch)
         with self.reference() as ref:
             other = self.log_probs(ref, batch)
-        tensors, _ = gather_rows(self._trainer.accelerator, {"logp": own, "ref_logp": other, "mask": mask})
-        return Rollout(**tensors)
+        local: dict[str, Tensor | None] = {"logp": own, "ref_logp": other, "mask": mask, "group": prompt_keys(batch)}
+        return Rollout(**gather_rows(self._trainer.accelerator, local)[0])
 
     def _behavior(self, logp: Tensor, batch: Batch) -> Tensor | None:
         """(B, T) log-probs of the sampler; `logp`, the policy's own, if it sampled and the term has weights."""
