@@ -108,7 +108,7 @@ REFUSED = {
     "weighted twice": ({"klgrad": ADVANTAGE, "algorithm__rollout_correction__rollout_is": "token"}, "rollout_is=token"),
     "nothing declared": ({"klgrad": None}, "add +klgrad.coef=0.05"),
     "negative": ({"klgrad": {"coef": -1}}, "`klgrad.coef` >= 0; received -1"),
-    "no number": ({"klgrad": {"coef": "much"}}, "`klgrad.coef` as a finite number; received 'much', a str"),
+    "no number": ({"klgrad": {"coef": "much"}}, "`klgrad.coef` >= 0; received 'much'"),
     "bound": ({"klgrad": {"ratio_bound": "truncate"}}, "`klgrad.ratio_bound` as truncate:MAX"),
     "word": ({"klgrad": {"placement": "reward"}}, "`klgrad.placement` loss or advantage; received 'reward'"),
     "contradiction of the term": ({"klgrad": {"level": "token", "discount": 0.5}}, "discount=0.5"),

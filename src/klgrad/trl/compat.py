@@ -34,6 +34,7 @@ from ..support import Json, Model, write_whole
 if TYPE_CHECKING:
     from .kl_trainer import KLTrainer
 
+
 class ContractError(KlgradError, RuntimeError):
     """The installed TRL is not one that the trainer can rely on: the KL might be left out or changed."""
 
@@ -191,6 +192,7 @@ sampling, from which TRL's loss computes its ratio; and vLLM's own."""
 
 NEEDED = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
 """The keys of prompts and completions, in the batches of all of TRL's trainers that sample."""
+
 
 @dataclass(frozen=True, eq=False)
 class CompletionRows:

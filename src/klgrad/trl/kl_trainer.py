@@ -45,7 +45,6 @@ from .compat import (
     load_parts,
     log_metrics,
     model_name,
-    prompt_keys,
     reference_loaded_from,
     save_parts,
     shuffle_with,
@@ -453,7 +452,7 @@ class KLTrainer(GRPOTrainer):
         self.scorer.add_teachers(batch, inputs)
         if scored and not by_trl:
             batch = {**batch, REF_LOGP: self.scorer.reference_log_probs(batch)}
-        batch["group"] = prompt_keys(batch)
+        batch["group"] = self.scorer.groups(batch)
         if self.args.rollout_lag and current_mode(self) == "train" and OLD_LOGP not in batch:
             batch[OLD_LOGP] = self.scorer.log_probs(self.model, batch)
         return batch

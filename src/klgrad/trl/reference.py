@@ -27,6 +27,7 @@ from .scorer import (
 
 # The reference of a run: a given model, the trainer's own, the policy without adapters, or the start weights.
 
+
 class StartWeights:
     """A copy on the CPU of the weights that are trained."""
 

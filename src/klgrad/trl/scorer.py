@@ -367,6 +367,10 @@ class Scorer:
         trainer = self._trainer
         return [each for each in (trainer.model, trainer.ref_model, *self._others) if each is not None]
 
+    def groups(self, batch: Batch) -> Tensor:
+        """(B,) a number for the prompt of each completion, the same on every process and in every batch."""
+        return prompt_keys(batch)
+
     # One model
 
     def reference(self) -> AbstractContextManager[Model]:
@@ -513,7 +517,7 @@ class Scorer:
         own = self.log_probs(self._trainer.model, batch)
         with self.reference() as ref:
             other = self.log_probs(ref, batch)
-        local: dict[str, Tensor | None] = {"logp": own, "ref_logp": other, "mask": mask, "group": prompt_keys(batch)}
+        local: dict[str, Tensor | None] = {"logp": own, "ref_logp": other, "mask": mask, "group": self.groups(batch)}
         return Rollout(**gather_rows(self._trainer.accelerator, local)[0])
 
     def _behavior(self, logp: Tensor, batch: Batch) -> Tensor | None:
