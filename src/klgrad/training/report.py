@@ -1,4 +1,4 @@
-"""What a run prints and writes: objective, dry run, memory, messages, summary and model card."""
+"""What a run prints: its objective, a dry run, messages, and its results."""
 
 import math
 from dataclasses import replace
@@ -14,29 +14,26 @@ from ..audit import AuditResult, audit
 from ..audit.sentences import summary
 from ..frameworks.trl import audited_settings, declared
 from ..integrations import needs_no_weights
-from ..kernels import make_plan
-from ..models import EMBEDDED, SOURCE
 from ..support import Json, text_table
 from ..trl import KLConfig
 from ..trl.config import notes, stale
 from . import run_folder
 from .build import Models
 from .checkpoint import checkpoints, last_complete, step_of
-from .run_folder import HISTORY, evaluations, in_updates, kl_of, length_of, results_of_a_run, training, versions
+from .run_folder import HISTORY, evaluations, in_updates, kl_of, length_of, results_of_a_run, training
 from .settings import RunSettings, resume_command
 
 # The objective of a run in words: what it maximises, how tokens are weighted, and what rescales β.
 
 PER_COMPLETION = "summed over each completion"
+OVER_ALL_TOKENS = ("dapo", "cispo", "vespo")
+"""Loss types that divide by the tokens of all completions of a generation, of all processes."""
 TOKEN_WEIGHTS = {
-    "grpo": "averaged over each completion's tokens (loss_type grpo)",
-    "sapo": "averaged over each completion's tokens (loss_type sapo)",
-    "bnpo": "divided by the tokens of one forward pass (loss_type bnpo)",
-    "dr_grpo": "divided by max_completion_length (loss_type dr_grpo)",
-    "dapo": "divided by all tokens of the update (loss_type dapo)",
-    "cispo": "divided by all tokens of the update (loss_type cispo)",
-    "vespo": "divided by all tokens of the update (loss_type vespo)",
-    "luspo": f"{PER_COMPLETION} (loss_type luspo)",
+    **dict.fromkeys(("grpo", "sapo"), "averaged over each completion's tokens"),
+    "bnpo": "divided by the tokens of one forward pass",
+    "dr_grpo": "divided by max_completion_length",
+    **dict.fromkeys(OVER_ALL_TOKENS, "divided by all tokens of the update"),
+    "luspo": PER_COMPLETION,
 }
 """How TRL's policy loss weights a token; with kl_reduction='policy' the KL has the same weights."""
 
@@ -76,7 +73,8 @@ def reduction(settings: RunSettings) -> str:
     training = settings.training
     if training.kl_placement == "reward" or training.objective.reduction == "sequence":
         return PER_COMPLETION
-    return TOKEN_WEIGHTS.get(str(training.loss_type), f"weighted as the policy loss ({training.loss_type})")
+    weights = TOKEN_WEIGHTS.get(str(training.loss_type), "weighted as the policy loss")
+    return f"{weights} (loss_type {training.loss_type})"
 
 
 def scaling(settings: RunSettings) -> str | None:
@@ -91,9 +89,6 @@ def scaling(settings: RunSettings) -> str | None:
 
 
 # What a run trains, in words: the audit of the trainer's own loss with the settings of the run.
-
-OVER_ALL_TOKENS = ("dapo", "cispo", "vespo")
-"""Loss types that divide by the tokens of all completions of a generation, of all processes."""
 
 
 def audit_lines(training: KLConfig) -> list[str]:
@@ -139,90 +134,11 @@ def _ratio(training: KLConfig) -> str:
     return "with kl_ratio='none'"
 
 
-# Estimate the memory of a run from the models' configurations, without loading weights.
-#
-# `accelerate estimate-memory` covers one model of the hub; here are two, from folders too, with adapters, the cache of
-# sampling and the tiles of the exact KL.
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-NOT_COUNTED = ("lora_target_modules", "lora_target_parameters", "lora_modules_to_save", "load_in_4bit", "load_in_8bit")
-"""Settings that change the memory, but not the estimate."""
-
-Item = tuple[str, float, str]
-"""What needs memory, its bytes, and a note."""
-
-
-def estimate(settings: RunSettings, models: Models) -> list[Item]:
-    """Memory of all processes together, as if every model were sharded; activations are not included."""
-    training: Any = settings.training  # TRL has replaced every None that is added or multiplied here
-    policy = settings.policy
-    kind = DTYPES.get(str(policy.dtype), torch.float32)
-    config, parameters = _size_of(models.path, models.load_options)
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    trained, of_what = parameters, "weights"
-    if policy.use_peft:  # two low-rank matrices for queries and values of each layer, PEFT's default for a Llama
-        trained = config.num_hidden_layers * policy.lora_r * (3 * config.hidden_size + heads * width)
-        of_what = "adapters of queries and values"
-    items: list[Item] = [
-        ("policy", parameters * kind.itemsize, f"{_millions(parameters)} in {str(kind).removeprefix('torch.')}"),
-        ("gradients", trained * kind.itemsize, f"of {trained / 1e6:.0f}M {of_what}"),
-        ("optimizer", 2 * trained * kind.itemsize, "two numbers for each (AdamW)"),
-    ]
-    if policy.use_peft:
-        items.append(("reference", 0, "the policy with its adapters off"))
-    else:
-        _, others = _size_of(models.reference, models.reference_options)
-        items.append(("reference", others * kind.itemsize, _millions(others)))
-    if training.use_vllm:
-        items.append(("sampling", 0, "vLLM allocates its own memory"))
-    else:
-        rows, tokens = training.generation_batch_size, training.max_completion_length
-        size = rows * tokens * config.num_hidden_layers * 2 * heads * width * kind.itemsize
-        note = f"keys and values of {rows} completions x {tokens} tokens, prompts not included"
-        items.append(("sampling", size, note))
-    if training.objective.exact:
-        tokens = training.per_device_train_batch_size * training.max_completion_length
-        plan = make_plan(tokens, config.vocab_size, kind, paired=True, budget=training.kl_memory << 20)
-        whole = 2 * tokens * config.vocab_size * 4 * training.world_size
-        tiles = (plan.tile_bytes + plan.kept_bytes) * training.world_size
-        saved = f"; all logits of both models would be {in_units(whole)}" if whole > tiles else ""
-        items.append(("exact KL", tiles, f"tiles of {plan.strip} x {plan.columns} logits{saved}"))
-    ignored = [name for name in NOT_COUNTED if getattr(policy, name)]
-    note = f"does not account for {', '.join(ignored)}" if ignored else ""
-    return [*items, ("total", sum(size for _, size, _ in items), note)]
-
-
-def _size_of(model: str, how: Json) -> tuple[Any, int]:
-    """The configuration of a model's text part, and its number of parameters."""
-    from accelerate import init_empty_weights
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    config = AutoConfig.from_pretrained(model, **how)
-    with init_empty_weights():
-        empty = AutoModelForCausalLM.from_config(config, trust_remote_code=how.get("trust_remote_code", False))
-    empty.tie_weights()  # otherwise a shared head is counted twice
-    return config.get_text_config(), sum(p.numel() for p in empty.parameters())
-
-
-def _millions(parameters: int) -> str:
-    return f"{parameters / 1e6:.0f}M weights"
-
-
-def in_units(count: float) -> str:
-    """MiB, or GiB from one GiB on."""
-    return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
-
-
 # `--dry-run`: the objective, what the trainer's loss descends, the settings, and the memory.
 
 
 def describe(settings: RunSettings, models: Models) -> RenderableType:
     heading = "What its KL descends: the trainer's own loss, taken apart"
-    memory = "Memory of all processes together, with each model counted once; activations are not included"
-    items = estimate(settings, models)
-    sizes = text_table(((name, in_units(size), Text(note, style="dim")) for name, size, note in items), columns=3)
-    sizes.columns[1].justify, sizes.columns[1].no_wrap = "right", True
     return Group(
         Text("Maximises", style="bold"),
         *(Text(f"  {line}") for line in objective_lines(settings)),
@@ -231,9 +147,6 @@ def describe(settings: RunSettings, models: Models) -> RenderableType:
         *(Text(f"  {line}") for line in audit_lines(settings.training)),
         "",
         text_table((Text(name, style="bold"), value) for name, value in facts(settings, models).items()),
-        "",
-        Text(memory, style="bold"),
-        sizes,
     )
 
 
@@ -397,47 +310,3 @@ def format_estimate(row: Json) -> str:
 def _mean(values: list[float | None]) -> float | None:
     numbers = [x for x in values if x is not None]
     return sum(numbers) / len(numbers) if numbers else None
-
-
-# The model card of a run: its base model, its KL, and its results.
-
-CARD = "README.md"
-
-
-def model_card(settings: RunSettings, models: Models, summary: Json | None = None) -> str:
-    """`README.md` of a run, with the metadata that the hub reads, and with its results if it is finished."""
-    base, rescaled, run = name_on_hub(models.name), scaling(settings), settings.run
-    lines = [
-        "---",
-        "library_name: transformers",
-        *([f"base_model: {base}"] if base else []),
-        "tags: [klgrad, trl, grpo]",
-        "---\n",
-        f"# {Path(str(settings.training.output_dir)).name}\n",
-        f"Trained by `klgrad {settings.command}`, on TRL's GRPOTrainer.\n",
-        f"- base model: {_named(models.name)}",
-        f"- reference of the KL: {_named(models.reference_name)}",
-        f"- maximises: {objective(settings)}",
-        f"- gradient of the KL: {formula(settings)}",
-        *([f"- {rescaled}"] if rescaled else []),
-        f"- trained on: {run.task}{f', reward {run.reward}' if run.reward else ''}",
-    ]
-    if summary is not None:
-        lines.append(f"- updates: {summary['updates']}")
-        if rows := result_rows(summary):
-            lines += ["\n| held out | before | after |", "|---|---|---|", *(f"| {' | '.join(row)} |" for row in rows)]
-            lines.append("\nA number after ± is one standard error.")
-    lines.append(f"\nVersions: {', '.join(f'{name} {version}' for name, version in versions().items())}.\n")
-    return "\n".join(lines)
-
-
-def name_on_hub(name: str) -> str | None:
-    """The name on the hub of a model, without what was done to its layers; None for a folder."""
-    base = name.partition(" with ")[0].partition(":")[0]
-    if base == EMBEDDED:
-        return SOURCE
-    return None if Path(base).exists() or base.count("/") != 1 else base
-
-
-def _named(name: str) -> str:
-    return f"{name} ({SOURCE})" if name.partition(":")[0].partition(" ")[0] == EMBEDDED else name

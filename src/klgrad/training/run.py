@@ -20,21 +20,19 @@ from rich.text import Text
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from ..errors import KlgradError, RunError, SettingError
-from ..support import Json, write_whole
+from ..support import Json
 from . import run_folder
 from .build import Models, build, models_of
 from .checkpoint import RunTrainer, checkpoints, is_over, last_complete, step_of
 from .evaluate import Evaluator
 from .figures import RunHistory, draw
 from .report import (
-    CARD,
     describe,
     finished_message,
     folder_contents,
     format_estimate,
     formula,
     how_to_continue,
-    model_card,
     objective,
     objective_lines,
     scaling,
@@ -54,16 +52,14 @@ SHOW_TRACEBACK = "KLGRAD_TRACEBACK"
 
 def refusal(error: Exception) -> SettingError | None:
     """One line for an error of another library; None for one of this package, or if `KLGRAD_TRACEBACK` is set."""
-    if isinstance(error, KlgradError) or os.environ.get(SHOW_TRACEBACK):
-        return None
     frames = [Path(frame.filename) for frame in traceback.extract_tb(error.__traceback__)]
     known = [path for path in frames if "site-packages" in path.parts or path.is_relative_to(PACKAGE)]
-    if not known or known[-1].is_relative_to(PACKAGE):
+    ours = isinstance(error, KlgradError) or not known or known[-1].is_relative_to(PACKAGE)
+    if ours or os.environ.get(SHOW_TRACEBACK):
         return None
-    library = known[-1].parts[known[-1].parts.index("site-packages") + 1].removesuffix(".py")
     return SettingError(
         "settings, a model and data that the libraries underneath accept",
-        f"{type(error).__name__} from {library}: {' '.join(str(error).split())[:400]}",
+        f"{type(error).__name__}: {' '.join(str(error).split())[:400]}",
         f"change what the message names; {SHOW_TRACEBACK}=1 shows the traceback",
     )
 
@@ -102,15 +98,11 @@ def messages_once(say: Callable[[str], None]) -> Iterator[None]:
         warnings.showwarning = lambda message, *_, **__: once(str(message))
         for logger in map(logging.getLogger, LIBRARIES):
             restore.callback(logger.__dict__.update, handlers=logger.handlers, propagate=logger.propagate)
-            restore.callback(logger.setLevel, logger.level)
             logger.handlers, logger.propagate = [handler], False
-            logger.setLevel(logging.WARNING)
-        if transformers_logging.is_progress_bar_enabled():
-            restore.callback(transformers_logging.enable_progress_bar)
-            transformers_logging.disable_progress_bar()
-        if not datasets.are_progress_bars_disabled():
-            restore.callback(datasets.enable_progress_bars)
-            datasets.disable_progress_bars()
+        restore.callback(transformers_logging.enable_progress_bar)
+        restore.callback(datasets.enable_progress_bars)
+        transformers_logging.disable_progress_bar()
+        datasets.disable_progress_bars()
         yield
 
 
@@ -302,10 +294,8 @@ class _Run:
             if self.main:
                 if checkpoint is None:
                     self._check_folder()
-                for path in checkpoints(self.folder) if resume else []:
-                    if path == checkpoint:
-                        break
-                    self.warn(f"{path.name} is not complete; the one before it is used, if there is one.")
+                if resume and checkpoints(self.folder)[:1] != ([] if checkpoint is None else [checkpoint]):
+                    self.warn("The newest checkpoint is not complete; one before it is used, if there is one.")
                 if not self.err.is_terminal:
                     self.err.print(Text(f"loading {self.models.name} and its reference", style="dim"))
             self.recorder: Recorder | None = None
@@ -350,7 +340,6 @@ class _Run:
             self.err.print(Text(line, style="dim"))
 
     def _train(self, trainer: RunTrainer, evaluator: Evaluator, checkpoint: Path | None) -> int:
-        trainer.card = model_card(self.settings, self.models)
         if self.main:
             self._begin(checkpoint)
         self.recorder = Recorder(trainer, self.history, evaluator, self.settings.run.eval_every, self.err)
@@ -387,7 +376,6 @@ class _Run:
         summary = {**summarise(self.history.rows()), "updates": updates, "seconds": round(seconds, 1)}
         if self.settings.training.max_steps <= 0:
             summary["num_train_epochs"] = self.settings.training.num_train_epochs
-        write_whole(folder / run_folder.MODEL / CARD, model_card(self.settings, self.models, summary))
         run_folder.write_json(folder / run_folder.SUMMARY, summary)
         if self.settings.run.weights_only:  # after the summary, without which the run is not finished
             for path in checkpoints(folder):
