@@ -3,7 +3,6 @@
 import argparse
 import json
 import os
-import re
 import shlex
 import sys
 import warnings
@@ -149,6 +148,9 @@ QUICK_REUSED: Json = {"num_iterations": 2, "learning_rate": 2e-4, "max_steps": 1
 UNGROUPED: Json = {"num_generations": 2}
 """Without a reward nothing is compared within a group: use more prompts, with the fewest completions TRL allows."""
 
+OTHER_OBJECTIVE = ("kl", "reward", "rollout", "teacher_")
+"""How settings begin that make the objective another one than the KL of the preset; `kl_coef` only scales it."""
+
 
 def preset_of(command: str, given: Json) -> Json:
     """The default settings of `train` or `distill`. `given` chooses among the presets, and takes precedence over them.
@@ -158,51 +160,32 @@ def preset_of(command: str, given: Json) -> Json:
         12
     """
     name = "teacher" if command == "distill" else "model_name_or_path"
-    first = next(iter(teachers_of(str(given.get(name, EMBEDDED_MODEL))).values()), "")
+    first = next(iter(teachers_of(given.get(name, EMBEDDED_MODEL)).values()), "")
     embedded = first.partition(":")[0] == EMBEDDED_MODEL
     preset = {**DEFAULTS, **(EMBEDDED if embedded else {}), **(QUICK if given.get("quick") else {})}
     if command == "distill":
-        preset = _distillation_preset(preset | DISTILL, given, embedded)
+        preset |= _distillation_preset(given, embedded)
     if "num_train_epochs" in given:
         preset.pop("max_steps", None)  # otherwise TRL would ignore the epochs
     return preset
 
 
-def _distillation_preset(preset: Json, given: Json, embedded: bool) -> Json:
-    whole = given.get("kl_cell") or given.get("kl")
+def _distillation_preset(given: Json, embedded: bool) -> Json:
+    preset, whole = dict(DISTILL), given.get("kl_cell") or given.get("kl")
     if given.get("kl_level") == "token" or whole:
         preset.pop("kl_discount")  # at token level there is no future to discount, and a cell has its own
     if whole:
         preset.pop("kl_estimator")
     if "reward" not in given and given.get("kl_baseline", "none") == "none":
         preset |= UNGROUPED
-    reused = embedded and _reusable({**preset, **given})
+    other = [name for name in given if name.startswith(OTHER_OBJECTIVE) and name != "kl_coef"]
+    reused = embedded and not other and given.get("num_iterations") != 1
     if given.get("quick"):
         return preset | (QUICK_REUSED if reused else QUICK_STUDENT)
-    if reused:  # with updates for all batches; a number of uses that is not valid is reported later
-        uses = given.get("num_iterations")
-        updates = BATCHES * (uses if isinstance(uses, int) else REUSED["num_iterations"])
-        return preset | REUSED | {"max_steps": updates}
+    if reused:  # with updates for all batches
+        uses = given.get("num_iterations", REUSED["num_iterations"])
+        return preset | REUSED | {"max_steps": BATCHES * uses}
     return preset | (STUDENT if embedded else {})
-
-
-def _reusable(chosen: Json) -> bool:
-    """Whether the exact reverse KL of each token is the whole objective. The values are not checked yet."""
-    other = (
-        "reward",
-        "kl",
-        "kl_cell",
-        "kl_top_k",
-        "rollout_lag",
-        "teacher_weights",
-        "teacher_column",
-        "teacher_prompt",
-    )
-    plain = {"kl_estimator": "exact", "kl_divergence": "reverse", "kl_placement": "loss", "kl_baseline": "none"}
-    as_usual = all(chosen.get(name, value) == value for name, value in plain.items())
-    tokens = chosen.get("kl_level") == "token" or chosen.get("kl_discount") == 0
-    wanted = chosen.get("num_iterations") != 1
-    return as_usual and tokens and wanted and not any(chosen.get(name) for name in other)
 
 
 def machine_settings() -> Json:
@@ -226,8 +209,8 @@ class RunConfig:
     task: str = _setting(
         "arithmetic",
         "What to train on: `arithmetic`, or some of its tasks, separated by commas (addition, subtraction, "
-        "multiplication, maximum, word-problems); `reasoning-gym:NAME`; or a dataset with a `prompt` column (a "
-        "JSON, JSONL or Parquet file, a folder, or a name on the hub).",
+        "multiplication, maximum, word-problems); or a dataset with a `prompt` column (a JSON, JSONL or Parquet "
+        "file, a folder, or a name on the hub).",
     )
     eval_task: str | None = _setting(
         None, "What to evaluate on. Default: held-out prompts; those of all tasks for built-in ones."
@@ -264,9 +247,7 @@ class RunConfig:
     )
 
     def __post_init__(self) -> None:
-        if not 1 <= self.digits <= 9:
-            raise SettingError("`digits` from 1 to 9", str(self.digits), "1 is what the embedded model can learn")
-        least = {"train_size": 1, "eval_size": 0, "eval_every": 0, "student_layers": 1, "num_processes": 1}
+        least = {"digits": 1, "train_size": 1, "eval_size": 0, "eval_every": 0, "student_layers": 1, "num_processes": 1}
         for name, bound in least.items():
             value = getattr(self, name)
             if value is not None and value < bound:
@@ -330,6 +311,7 @@ class Parser(TrlParser):
 
     def __init__(self, command: str) -> None:
         super().__init__((RunConfig, KLConfig, PolicyConfig), prog=f"klgrad {command}", allow_abbrev=False)  # pyright: ignore[reportArgumentType]
+        self.add_argument("--config", help="A YAML file of settings.")
         self.actions = {action.dest: action for action in self._actions if action.dest != "help"}
 
     def error(self, message: str) -> NoReturn:
@@ -360,7 +342,7 @@ class Parser(TrlParser):
         """Settings of a file, under their full names."""
         named = {ALIASES.get(str(key), str(key)): value for key, value in values.items()}
         for name in named:
-            if name not in self.actions:
+            if name not in self.actions or name == "config":
                 raise UnknownNameError(f"setting in {where}", name, {*self.actions, *ALIASES})
         return named
 
@@ -395,10 +377,10 @@ def parse(command: str, arguments: list[str]) -> RunSettings:
 
 def read(command: str, arguments: list[str]) -> Parsed:
     """Parse names and values. Checks of combinations depend on the number of processes, and follow in `settings_of`."""
-    parser, file, (files, arguments) = Parser(command), {}, _take(arguments, "config")
+    parser, file = Parser(command), {}
     given, unknown = parser.read(arguments)
-    if files["config"] is not None:
-        file = parser.name(_read_settings(files["config"]), "the configuration file")
+    if "config" in given:
+        file = parser.name(_read_settings(given.pop("config")), "the configuration file")
         given = parser.convert(file) | given
     output = str(given.get("output_dir") or f"runs/{command}")
     base = preset_of(command, given) | machine_settings() | {"output_dir": output}
@@ -431,7 +413,8 @@ def settings_of(parsed: Parsed, processes: int | None = None) -> RunSettings:
     except KlgradError:
         raise
     except Exception as error:  # the checks of TRL and transformers raise errors of any type
-        raise _misfit(parser, error) from error
+        text = " ".join(str(error).split()) or type(error).__name__
+        raise SettingError("settings that fit together", text, f"see {parser.prog} --help-all") from error
     recorded = {name: value for name, value in parsed.values.items() if name not in NOT_RECORDED}
     return RunSettings(parsed.command, run, training, policy, recorded)  # pyright: ignore[reportArgumentType]
 
@@ -447,25 +430,6 @@ def term_of(parsed: Parsed) -> KLTerm:
             "`kl` as the name of a KLTerm", f"{spec}, a {type(term).__name__}", "write KLTerm(...) there"
         )
     return term
-
-
-def _misfit(parser: Parser, error: Exception) -> SettingError:
-    """Another library's error, with the settings that its text mentions."""
-    text = str(error) or type(error).__name__
-    words = re.findall(r"(--|`)?\b([a-z]\w+)\b", text)
-    named = dict.fromkeys(word for mark, word in words if word in parser.actions and (mark or not word.isalpha()))
-    about = f": {', '.join(f'`{name}`' for name in named)}" if named else ""
-    remedy = f"change {'one of them' if len(named) > 1 else 'it'}; see {parser.prog} --help-all"
-    return SettingError(f"settings that fit together{about}", " ".join(text.split()), remedy)
-
-
-def _take(arguments: list[str], *names: str) -> tuple[dict[str, str | None], list[str]]:
-    """The values of these flags, None for those that are not given, and the other arguments."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    for name in names:
-        parser.add_argument(f"--{name}", f"--{name.replace('_', '-')}", dest=name, nargs="?", const="")
-    values, rest = parser.parse_known_args(arguments)
-    return vars(values), rest
 
 
 def _read_settings(path: str) -> dict[object, object]:
@@ -492,35 +456,24 @@ def needs_launch(parsed: Parsed) -> bool:
 
 
 def processes(parsed: Parsed) -> int:
-    config = _accelerate_config(parsed)
-    if parsed.run.num_processes > 1 or config is None:
+    if parsed.run.num_processes > 1 or parsed.run.accelerate_config is None:
         return parsed.run.num_processes
-    content = yaml.safe_load(Path(config).read_text(encoding="utf-8"))
-    return int(content.get("num_processes", 1)) if isinstance(content, dict) else 1
+    return yaml.safe_load(Path(parsed.run.accelerate_config).read_text(encoding="utf-8")).get("num_processes", 1)
 
 
 def launch_command(parsed: Parsed, arguments: list[str]) -> list[str]:
-    """The command line to execute; it has the same settings, except those that choose the processes."""
-    config = _accelerate_config(parsed)
+    """The command line to execute, with the same settings: those that choose the processes are not read again."""
+    config = parsed.run.accelerate_config
     options = [] if config is None else ["--config_file", config]
     if parsed.run.num_processes > 1:
         options += ["--num_processes", str(parsed.run.num_processes)]
     if config is None:
         options += ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
         options += ["--multi_gpu"]  # on a CPU too: with --cpu accelerate starts one process only
-    _, words = _take(arguments, "num_processes", "accelerate_config")
-    return [sys.executable, "-m", "accelerate.commands.launch", *options, "-m", "klgrad", parsed.command, *words]
+    return [sys.executable, "-m", "accelerate.commands.launch", *options, "-m", "klgrad", parsed.command, *arguments]
 
 
 def launch(parsed: Parsed, arguments: list[str]) -> NoReturn:
     words = launch_command(parsed, arguments)
     os.environ[LAUNCHED] = "1"
     os.execv(words[0], words)
-
-
-def _accelerate_config(parsed: Parsed) -> str | None:
-    config = parsed.run.accelerate_config
-    if config is not None and not Path(config).is_file():
-        received = f"{config}, no such file"
-        raise SettingError("a configuration of accelerate", received, "write one with `accelerate config`")
-    return config
