@@ -160,7 +160,7 @@ def test_errors_come_before_training(command, settings, error, said, run, model,
 
 @pytest.mark.parametrize("command", ["train", "distill"])
 def test_the_short_help_has_the_names_and_defaults_of_the_parser(command):
-    from klgrad.cli.train import COMMAND, MODEL, TRAINING, rows
+    from klgrad.cli.train import rows
     from klgrad.training.settings import Parser, preset_of
 
     parser = Parser(command)
@@ -175,7 +175,6 @@ def test_the_short_help_has_the_names_and_defaults_of_the_parser(command):
     assert set(shown) <= {*parser.actions, "model"}
     wanted = {name: "" if (x := defaults[name]) is None or x is False else f"[{x}]" for name in shown}
     assert {name: "[" + text.rpartition("[")[2] if text.endswith("]") else "" for name, text in shown.items()} == wanted
-    assert {*COMMAND, *MODEL, *TRAINING} <= set(parser.actions)
 
 
 # Several processes

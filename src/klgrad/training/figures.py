@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,7 +48,7 @@ def draw(runs: list[RunHistory], folder: Path) -> None:
 
 
 def render_figure(runs: list[RunHistory], *kinds: str) -> list[bytes]:
-    """The figure of runs in each format, `png`, `svg` or `pdf`; each run has a colour of its own.
+    """The figure of runs in each format, `png`, `svg` or `pdf`; each of seven runs has a colour of its own.
 
     Thin lines are updates; markers are held-out prompts, with bars of one standard error.
     """
@@ -61,21 +62,11 @@ def render_figure(runs: list[RunHistory], *kinds: str) -> list[bytes]:
         axes: dict[str, Axes] = dict(
             zip(("reward", "kl", "frontier", "length"), figure.subplots(2, 2).flat, strict=True)
         )
-        for run, colour in zip(runs, _colours(len(runs)), strict=True):
+        for run, colour in zip(runs, itertools.cycle(COLOURS), strict=False):
             draw_run(axes, run, colour)
         _label(axes)
         _legend(figure, runs)
         return [content(figure, kind) for kind in kinds]
-
-
-def _colours(runs: int) -> list[str]:
-    """A colour for each run, from a colour map if there are more runs than colours of the palette."""
-    from matplotlib import colormaps
-    from matplotlib.colors import to_hex
-
-    if runs <= len(COLOURS):
-        return list(COLOURS[:runs])
-    return [to_hex(colormaps["turbo"](i / (runs - 1))) for i in range(runs)]
 
 
 def draw_run(axes: dict[str, Axes], run: RunHistory, colour: str) -> None:
@@ -152,7 +143,8 @@ def _label(axes: dict[str, Axes]) -> None:
 def _legend(figure: Figure, runs: list[RunHistory]) -> None:
     from matplotlib.lines import Line2D
 
-    names = [Line2D([], [], color=colour, linewidth=2, label="run") for colour in _colours(len(runs))]
+    colours = itertools.islice(itertools.cycle(COLOURS), len(runs))
+    names = [Line2D([], [], color=colour, linewidth=2, label="run") for colour in colours]
     grey: Json = {"color": drawing.GREY}
     mark = {**grey, "marker": "o", "markersize": 5}
     marks = [

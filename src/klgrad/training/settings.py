@@ -310,7 +310,9 @@ class Parser(TrlParser):
     """TRL's parser, with errors of one line instead of a list of four hundred flags."""
 
     def __init__(self, command: str) -> None:
-        super().__init__((RunConfig, KLConfig, PolicyConfig), prog=f"klgrad {command}", allow_abbrev=False)  # pyright: ignore[reportArgumentType]
+        prog = f"klgrad {command}"
+        usage = f"{prog} [--config FILE.yaml] [--NAME VALUE]..."
+        super().__init__((RunConfig, KLConfig, PolicyConfig), prog=prog, usage=usage, allow_abbrev=False)  # pyright: ignore[reportArgumentType]
         self.add_argument("--config", help="A YAML file of settings.")
         self.actions = {action.dest: action for action in self._actions if action.dest != "help"}
 
