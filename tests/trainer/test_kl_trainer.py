@@ -244,15 +244,6 @@ def test_a_head_may_be_padded(estimator, tmp_path):
     assert tiny.logged(trainer, "kl/reverse/k3/per_token")[0] > 0
 
 
-def test_the_students_tokenizer_is_its_own(tmp_path, monkeypatch):
-    from transformers import AutoProcessor
-
-    asked = []
-    monkeypatch.setattr(AutoProcessor, "from_pretrained", lambda name, **_: asked.append(name) or tiny.tokenizer())
-    made(tmp_path, teacher=tiny.folder(layers=1), reward_funcs=None, processing_class=None)
-    assert asked == [tiny.folder()]
-
-
 @pytest.mark.parametrize("estimator", ["exact", "k1"])
 def test_adapters(estimator, tmp_path):
     """The reference is the model without them: the KL starts at 0, grows, and only adapters move."""
@@ -354,12 +345,6 @@ def test_a_leave_one_out_loss_of_the_zoo_has_whole_groups_in_each_micro_batch(tm
     trainer = made(tmp_path, kl_cell="k1-reward-leave-one-out", **settings)
     for group in trained_groups(trainer):
         assert all(group.count(number) == trainer.num_generations for number in set(group))
-
-
-def test_groups_that_micro_batches_cut_apart(tmp_path):
-    trainer = made(tmp_path, kl_baseline="leave_one_out", per_device_train_batch_size=2, gradient_accumulation_steps=8)
-    trainer.train()
-    assert len(tiny.logged(trainer, "grad_norm")) == 3
 
 
 # Rewards beside the KL

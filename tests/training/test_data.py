@@ -176,10 +176,8 @@ def test_a_file_of_prompts_keeps_some_for_evaluation(file):
     assert data.rewards == []
 
 
-@pytest.mark.parametrize("name", ["[x]p.jsonl", "a*b?.jsonl", "[ab]/p.jsonl"])
-def test_a_file_whose_name_looks_like_a_pattern(name, file, tmp_path):
-    (tmp_path / name).parent.mkdir(exist_ok=True)
-    path = file([{"prompt": str(i)} for i in range(5)], name)
+def test_a_file_whose_name_looks_like_a_pattern(file):
+    path = file([{"prompt": str(i)} for i in range(5)], "[x]p.jsonl")
     assert len(loaded(RunConfig(task=path, eval_size=0)).train) == 5
 
 
@@ -247,14 +245,6 @@ def test_configuration_and_split_of_a_dataset(monkeypatch):
     assert len(data.train) == 10
 
 
-def test_parquet_too(tmp_path):
-    from datasets import Dataset
-
-    path = tmp_path / "p.parquet"
-    Dataset.from_list([{"prompt": "a"}] * 3).to_parquet(str(path))
-    assert len(loaded(RunConfig(task=str(path), eval_size=0)).train) == 3
-
-
 def test_a_file_without_prompts(file):
     with pytest.raises(DataError, match=r"a column `prompt`; received .* with question"):
         loaded(RunConfig(task=file([{"question": "x"}])))
@@ -302,17 +292,12 @@ def test_columns_that_trl_leaves_out_are_left_out_here_too():
     assert set(seen) == {"ids", "answer", "prompts", "trainer_state", "log_extra", "log_metric"}
 
 
-def test_what_is_fine_passes_through():
-    probe([fine], ROW)
-    reward = checked_reward(fine)
-    assert reward.__name__ == "fine"
-    assert reward(completions=["a", "b"], answer=["5", "5"]) == [1.0, None]
-
-
-def test_a_coroutine_stays_one():
+def test_a_right_reward_passes_through():
     async def good(completions, **_):
         return [0.5]
 
+    probe([fine], ROW)
+    assert checked_reward(fine)(completions=["a", "b"], answer=["5", "5"]) == [1.0, None]
     assert asyncio.run(checked_reward(good)(completions=["a"])) == [0.5]
 
 

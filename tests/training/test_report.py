@@ -15,12 +15,6 @@ def invoke(*given):
     return CliRunner().invoke(app, [str(x) for x in given])
 
 
-@pytest.fixture
-def no_audit(monkeypatch):
-    """For a test of other parts of a dry run, of which the audit takes longest."""
-    monkeypatch.setattr("klgrad.training.report.audit_lines", lambda _: ["audited"])
-
-
 def dry_run(command, which, **settings):
     """What a dry run prints, with its lines joined."""
     result = invoke(command, *arguments(**{**SMALL, **which, **settings}), "--dry-run")
@@ -114,18 +108,6 @@ def test_over_how_many_completions_a_run_averages(model, settings, completions):
     assert completions_in_mean(parse("train", given).training) == completions
 
 
-@pytest.mark.usefixtures("no_audit")
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"kl_target": 3.0, "kl_target_unit": "token"}, "adapted to 3 nats per token"),
-        ({"rollout_lag": 2, "kl_ratio": "prefix"}, "2 updates, ratio prefix"),
-    ],
-)
-def test_a_dry_run_of_other_settings(model, settings, said):
-    assert said in dry_run("train", {"model": model}, **settings)
-
-
 def test_the_dry_run_describes_rewards_and_token_weights(model, tmp_path):
     """For each setting the line that it adds or changes; nothing of a standard deviation that divides nothing."""
 
@@ -151,15 +133,3 @@ def test_the_dry_run_describes_rewards_and_token_weights(model, tmp_path):
     ):
         assert said in lines("train", **settings)[1]
         assert "summed over the sequence" not in lines("train", **settings)[1]
-
-
-@pytest.mark.usefixtures("no_audit")
-@pytest.mark.parametrize("by", ["a flag", "accelerate's file"])
-def test_a_dry_run_counts_all_processes(by, model, tmp_path):
-    config = tmp_path / "accelerate.yaml"
-    config.write_text("num_processes: 4\n")
-    asked = ["--num_processes=4"] if by == "a flag" else [f"--accelerate_config={config}"]
-    given = {**SMALL, "model": model, "per_device_train_batch_size": 4, "num_generations": 8, "dry_run": True}
-    result = invoke("train", *asked, *arguments(**given))
-    assert result.exit_code == 0, result.exception
-    assert "2 prompts x 8 completions of at most 5 tokens, on 4 processes" in result.output

@@ -22,7 +22,6 @@ from typer.testing import CliRunner
 
 from klgrad.cli import app
 from klgrad.errors import KernelInputError, KlgradError, MeaningError, ModelError, RunError, SettingError
-from klgrad.training import settings as launch
 from klgrad.training.checkpoint import checkpoints, is_complete, last_complete
 from klgrad.training.run import (
     KNOWN,
@@ -30,11 +29,9 @@ from klgrad.training.run import (
     SHOW_TRACEBACK,
     Recorder,
     messages_once,
-    progress_bar,
     refusal,
 )
 from klgrad.training.run_folder import History
-from klgrad.training.settings import read
 
 pytestmark = [pytest.mark.filterwarnings("ignore")]
 
@@ -81,7 +78,7 @@ def test_a_run_leaves_everything_and_says_so(command, runs):
     assert summary["before"]["kl"]["per_token"]["mean"] >= 0
     assert summary["after_updates"] == 4
     output = found[command].output
-    begins = {"train": "maximises E[reward] - 0.05 KL(π‖ref)", "distill": "with 2 layers: maximises -1 KL(π‖ref)"}
+    begins = {"train": "maximises E[reward] - 0.05 KL(π‖ref)", "distill": ":2: maximises -1 KL(π‖ref)"}
     assert begins[command] in " ".join(output.split())
     assert "addition (in-domain, 4)" in output
     assert "KL, nats per token" in output
@@ -178,41 +175,16 @@ def test_the_short_help_has_the_names_and_defaults_of_the_parser(command):
 
 
 # Several processes
-def test_several_processes_are_the_same_command_through_accelerate(tmp_path, monkeypatch):
-    monkeypatch.delenv("LOCAL_RANK", raising=False)
-    given = ["--num_processes", "2", "--kl_coef=0.5", "--quick", "--use_cpu"]
-    asked = read("train", given)
-    assert launch.needs_launch(asked)
-    found = launch.launch_command(asked, given)
-    assert found[found.index("--num_processes") + 1] == "2"
-    assert found[found.index("klgrad") :] == ["klgrad", "train", *given]
-    monkeypatch.setenv(launch.LAUNCHED, "1")
-    assert not launch.needs_launch(asked)
-
-
-FOUR = ("--per_device_train_batch_size=2", "--gradient_accumulation_steps=1", "--num_generations=8", "--use_cpu")
-"""A batch that only four processes together can fill."""
-
-
-def test_what_fits_only_several_processes_is_left_to_them(monkeypatch):
-    monkeypatch.delenv("LOCAL_RANK", raising=False)
-    started = []
-    monkeypatch.setattr(launch.os, "execv", lambda path, given: started.append(given) or sys.exit())
-    monkeypatch.setattr(launch.os, "environ", dict(launch.os.environ))
-    assert invoke("train", "--num_processes=4", *FOUR).exit_code == 0
-    assert started[0][-5:] == ["--num_processes=4", *FOUR]
-    assert "divisible by num_generations" in str(invoke("train", *FOUR).exception)
-    # Errors that do not depend on the other processes are raised before these are started.
-    assert "did you mean 'kl_coef'" in str(invoke("train", "--num_processes=4", "--kl_coff=1").exception)
-
-
 @pytest.mark.many
 @pytest.mark.slow
 def test_two_processes_train_and_write_one_run(model, tmp_path, monkeypatch):
-    settings = {**SMALL, "model": model, "output_dir": tmp_path / "run", "max_steps": 2, "num_processes": 2}
+    settings = {**SMALL, "model": model, "output_dir": tmp_path / "run", "max_steps": 2}
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
     environment.pop("LOCAL_RANK", None)
-    given = [sys.executable, "-m", "klgrad", "train", *arguments(**settings)]
+    # accelerate starts several processes on a CPU where it takes it for several GPUs.
+    two = ["--num_processes=2", "--num_machines=1", "--mixed_precision=no", "--dynamo_backend=no", "--multi_gpu"]
+    launch = [sys.executable, "-m", "accelerate.commands.launch", *two]
+    given = [*launch, "-m", "klgrad", "train", *arguments(**settings)]
     done = subprocess.run(given, env=environment, capture_output=True, text=True, timeout=170, check=False)
     assert done.returncode == 0, done.stderr
     rows = [json.loads(line) for line in (tmp_path / "run" / "history.jsonl").read_text().splitlines()]
@@ -235,14 +207,6 @@ def test_runs_side_by_side(runs, tmp_path):
         assert part in result.output
 
 
-def test_runs_of_one_name_are_told_apart(runs, tmp_path):
-    base, _ = runs
-    shutil.copytree(base / "train", tmp_path / "other" / "train")
-    result = invoke("compare", base / "train", tmp_path / "other" / "train", "--out", tmp_path / "x.png")
-    assert f"{base.name}/train" in result.output
-    assert "other/train" in result.output
-
-
 def test_an_unfinished_run_is_drawn_as_far_as_it_came(runs, tmp_path):
     base, _ = runs
     shutil.copytree(base / "train", tmp_path / "cut")
@@ -252,19 +216,11 @@ def test_an_unfinished_run_is_drawn_as_far_as_it_came(runs, tmp_path):
     assert invoke("compare", tmp_path / "cut", "--out", tmp_path / "x.png").exit_code == 0
 
 
-def test_a_folder_without_a_run_is_refused(runs, tmp_path):
-    base, _ = runs
-    for given, said in (
-        ([tmp_path], "a run's folder, with run.json"),
-        ([base / "train", base / "train"], "the same folder twice"),
-    ):
-        error = invoke("compare", *given, "--out", tmp_path / "x.png").exception
-        assert isinstance(error, KlgradError)
-        assert said in str(error)
-    (tmp_path / "run.json").write_text("{}")
-    assert "a run with a history" in str(invoke("compare", tmp_path).exception)
-    (tmp_path / "run.json").write_text("{")
-    assert "run.json that can be read" in str(invoke("compare", tmp_path).exception)
+def test_a_folder_without_a_run_is_refused(tmp_path):
+    for content, said in ((None, "a run's folder, with run.json"), ("{}", "a run with a history"), ("{", "run.json")):
+        if content is not None:
+            (tmp_path / "run.json").write_text(content)
+        assert said in str(invoke("compare", tmp_path, "--out", tmp_path / "x.png").exception)
 
 
 # A disk that is full: what was there stays, and no half of a checkpoint passes for a whole one.
@@ -276,10 +232,8 @@ def full(*_, **__):
 
 WRITERS = {
     "optimizer": ("torch.save", full),
-    "weights": ("transformers.modeling_utils.safe_save_file", full),
     "our state": ("klgrad.trl.compat.write_whole", full),
     "seal": ("klgrad.training.checkpoint.write_whole", full),
-    "history": ("klgrad.training.run_folder.History.append", full),
 }
 
 
@@ -316,16 +270,6 @@ def test_a_model_that_cannot_be_written_leaves_the_one_that_is_there(run, parts,
 # The progress bars of a run.
 
 
-def test_the_remaining_time_is_known_where_an_update_takes_a_minute():
-    bar, now = progress_bar(Console(file=io.StringIO()), shown=True), [0.0]
-    bar.get_time = lambda: now[0]
-    task = bar.add_task("Training", total=10)
-    for step in range(1, 4):
-        now[0] += 60
-        bar.update(task, completed=step)
-    assert bar.tasks[0].time_remaining == 7 * 60
-
-
 class Watched:
     """Stands for an evaluator of six prompts in two batches; notes the bars that are shown."""
 
@@ -339,7 +283,7 @@ class Watched:
         for _ in range(2):
             advanced(3)
             self.seen.append([(task.description, task.completed, task.total) for task in self.recorder.bar.tasks])
-        return {"sets": {}, "domains": {}, "kl": None, "length": 1.0}
+        return {"sets": {}, "domains": {}, "kl": {"per_token": {"mean": 0.5, "standard_error": None}}, "length": 1.0}
 
 
 def test_an_evaluation_has_a_bar_of_its_own_and_is_announced_without_a_terminal(tmp_path):
@@ -354,7 +298,7 @@ def test_an_evaluation_has_a_bar_of_its_own_and_is_announced_without_a_terminal(
     assert [task.description for task in evaluator.recorder.bar.tasks] == ["Training"]
     assert said.getvalue().splitlines() == [
         "evaluating 6 held-out prompts",
-        "after 0 updates  ",
+        "after 0 updates  KL 0.5 nats per token",
         "training: 0 of 1 update made",
     ]
 
@@ -370,26 +314,17 @@ def raised(function):
     raise AssertionError("nothing was raised")
 
 
-def test_an_error_of_a_library_is_named():
-    error = raised(lambda: functional.one_hot("x"))
-    assert refusal(error) is None  # raised by C++, called from here: nobody else's
-    error = raised(lambda: functional.interpolate(None, size=1, scale_factor=2))
-    assert "received AttributeError: " in str(refusal(error))
-
-
-def test_an_error_of_this_package_keeps_its_traceback():
+def test_an_error_of_a_library_is_one_line_and_one_of_this_package_is_not_touched(monkeypatch):
+    of_torch = raised(lambda: functional.interpolate(None, size=1, scale_factor=2))
+    assert "received AttributeError: " in str(refusal(of_torch))
     failure: Any = None
     assert refusal(raised(lambda: History(failure))) is None
-
-
-def test_the_traceback_can_be_asked_for(monkeypatch):
     monkeypatch.setenv(SHOW_TRACEBACK, "1")
-    assert refusal(raised(lambda: functional.interpolate(None, size=1, scale_factor=2))) is None
+    assert refusal(of_torch) is None
 
 
-@pytest.mark.parametrize("prompts", [["1 + 1", [{"role": "user"}]], ["1 + 1", 3]], ids=str)
-def test_prompts_of_mixed_types(prompts, run, tmp_path):
-    rows = [{"prompt": prompt, "answer": "2"} for prompt in prompts * 8]
+def test_prompts_of_mixed_types(run, tmp_path):
+    rows = [{"prompt": prompt, "answer": "2"} for prompt in ("1 + 1", 3) * 8]
     (tmp_path / "p.jsonl").write_text("\n".join(map(json.dumps, rows)))
     with pytest.raises(KlgradError, match="received"):
         run("train", tmp_path / "run", task=tmp_path / "p.jsonl", reward="klgrad.training.data:correct")
@@ -431,8 +366,7 @@ def test_what_no_user_can_change_is_left_out(said):
     assert said == ["There were missing keys in the checkpoint model loaded: ['model.norm.weight']."]
 
 
-@pytest.mark.parametrize("fails", [False, True])
-def test_everything_is_as_before_afterwards(said, fails):
+def test_everything_is_as_before_afterwards(said):
     import datasets
     from transformers.utils import logging as transformers_logging
 
@@ -442,11 +376,6 @@ def test_everything_is_as_before_afterwards(said, fails):
         return [(x.propagate, list(x.handlers)) for x in loggers], bars, warnings.showwarning
 
     before = state()
-    try:
-        with messages_once(said.append):
-            assert state() != before
-            if fails:
-                raise KeyError
-    except KeyError:
-        pass
+    with pytest.raises(KeyError), messages_once(said.append):
+        raise KeyError
     assert state() == before

@@ -43,18 +43,10 @@ def test_a_last_line_that_was_cut_off_is_left_out(end, tmp_path):
     assert History(tmp_path).rows() == [{"step": 1}]
 
 
-def test_a_history_is_cut_after_a_step(tmp_path):
-    history = History(tmp_path)
-    for step in range(4):
-        history.append({"step": step})
-    history.cut(1)
-    history.append({"step": 2, "again": True})
-    assert history.rows() == [{"step": 0}, {"step": 1}, {"step": 2, "again": True}]
-
-
 def evaluation(step, reward):
     score = {"reward": reward, "standard_error": 0.125, "count": 8}
-    found = {"sets": {"addition": {"domain": "in", **score}}, "domains": {"in": score}, "kl": None, "length": 3.0}
+    kl = {unit: {"mean": 0.5, "standard_error": None} for unit in ("per_token", "per_sequence")}
+    found = {"sets": {"addition": {"domain": "in", **score}}, "domains": {"in": score}, "kl": kl, "length": 3.0}
     return {"step": step, "evaluation": found}
 
 
@@ -132,14 +124,6 @@ def test_a_run_of_epochs_can_be_made_longer(flag, run, tmp_path):
     assert json.loads((folder / "summary.json").read_text())["updates"] == 3 * summary["updates"]
 
 
-@pytest.mark.slow
-def test_steps_recorded_and_epochs_asked_for(run, tmp_path):
-    folder = tmp_path / "run"
-    run("train", folder, eval_size=0, max_steps=1, train_size=8, save_steps=1)
-    assert run("train", folder, resume=True, max_steps=-1, num_train_epochs=2)[0] == 0
-    assert json.loads((folder / "summary.json").read_text())["updates"] > 1
-
-
 # One run per output folder.
 
 
@@ -194,14 +178,6 @@ def test_a_run_beside_a_live_one_changes_nothing(how, run, parts):
         with pytest.raises(RunError, match="no other run is using"):
             run("train", parts, **how)
         assert contents(parts) == before
-
-
-@pytest.mark.slow
-def test_a_lock_file_is_not_a_run(run, tmp_path):
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / run_folder.LOCK).write_text("")
-    assert run("train", tmp_path / "run", max_steps=1, eval_size=0)[0] == 0
-    assert not (tmp_path / "run" / run_folder.LOCK).exists()
 
 
 # `--resume` deletes nothing that took training to make.

@@ -43,8 +43,6 @@ SECTIONS: dict[str, tuple[HelpRow, ...]] = {
         HelpRow("resume", "Continue the run in output_dir"),
         HelpRow("overwrite", "Replace the run in output_dir"),
         HelpRow("weights_only", "Remove the checkpoints of a finished run"),
-        HelpRow("num_processes", "More than 1 are started by accelerate", "1"),
-        HelpRow("accelerate_config", "Configuration of accelerate to launch with"),
     ),
     "Data and evaluation": (
         HelpRow("task", "Built-in task, or dataset with a `prompt` column", "arithmetic"),
@@ -52,7 +50,6 @@ SECTIONS: dict[str, tuple[HelpRow, ...]] = {
         HelpRow("eval_task", "What to evaluate on, if not held-out prompts"),
         HelpRow("eval_size", "Held-out prompts of each task", "64"),
         HelpRow("eval_every", "Updates between evaluations", "20"),
-        HelpRow("eval_greedy", "Evaluate with greedy decoding"),
         HelpRow("dataset_split", "Split of the dataset to train on", "train"),
     ),
     "The model": (
@@ -61,7 +58,6 @@ SECTIONS: dict[str, tuple[HelpRow, ...]] = {
         HelpRow("teacher_weights", "Weight of each teacher's divergence"),
         HelpRow("teacher_column", "Column that names each prompt's teacher"),
         HelpRow("teacher_prompt", "Column with the prompt that the teacher sees"),
-        HelpRow("student_layers", "Layers of the model to keep"),
         HelpRow("dtype", "auto, bfloat16, float16 or float32", "float32"),
         HelpRow("use_peft", "Train adapters (LoRA) instead of all weights"),
     ),
@@ -133,7 +129,7 @@ USAGE = {
 
 
 def train_or_distill(command: str, arguments: list[str]) -> None:
-    """Parse, launch if several processes are requested, train, and exit with the status of the run."""
+    """Parse, train, and exit with the status of the run."""
     if "--help" in arguments or "-h" in arguments:
         stdout().print(_help(command))
         return
@@ -145,14 +141,10 @@ def train_or_distill(command: str, arguments: list[str]) -> None:
         stdout().print(Text(Parser(command).format_help()))
         return
     from ..training.run import run
-    from ..training.settings import launch, needs_launch, processes, read, settings_of
+    from ..training.settings import parse
 
-    parsed = read(command, arguments)
-    if needs_launch(parsed):
-        launch(parsed, arguments)
-    settings = settings_of(parsed, processes(parsed) if parsed.run.dry_run else None)
     try:
-        status = run(settings, stdout(), stderr())
+        status = run(parse(command, arguments), stdout(), stderr())
     except KeyboardInterrupt:  # before training has begun, when there is nothing to save
         status = INTERRUPTED
     if status:

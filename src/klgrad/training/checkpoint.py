@@ -15,7 +15,7 @@ from ..errors import RunError
 from ..integrations import lend
 from ..support import Model, write_whole
 from ..trl import KLTrainer
-from ..trl.compat import checkpoint_folder, load_parts, load_weights, save_in_one_piece, save_parts
+from ..trl.compat import checkpoint_folder, load_parts, save_parts
 
 REFERENCE = "klgrad_reference.safetensors"
 """The reference, in a checkpoint of a run in which it moves (`sync_ref_model`)."""
@@ -96,14 +96,14 @@ class RunTrainer(KLTrainer):
 
         if self.is_fsdp_enabled or self.is_deepspeed_enabled:
             raise RunError("a run with updates left", f"{checkpoint}, its last", "raise max_steps, or merge its shards")
-        load_weights(self, checkpoint)
+        self._load_from_checkpoint(str(checkpoint))
         self._load_reference(checkpoint)
         self.state = TrainerState.load_from_json(str(checkpoint / STATE))
 
     def save_whole_model(self, folder: Path) -> None:
         """Save unsharded weights, also where checkpoints are sharded; an existing model is replaced at the end."""
         if self.is_fsdp_enabled:
-            save_in_one_piece(self)
+            self.accelerator.state.fsdp_plugin.set_state_dict_type("FULL_STATE_DICT")  # not in shards
         partial, old = (folder.with_name(f".{folder.name}.{end}") for end in ("partial", "old"))
         self._remove(partial)
         try:

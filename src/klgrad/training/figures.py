@@ -114,7 +114,7 @@ def _task_reward(row: Json) -> float | None:
 
 
 def _kl(value: str) -> Value:
-    return lambda row: None if row["evaluation"]["kl"] is None else row["evaluation"]["kl"]["per_sequence"][value]
+    return lambda row: row["evaluation"]["kl"]["per_sequence"][value]
 
 
 def _domain(name: str, value: str) -> Value:
@@ -165,11 +165,11 @@ def _legend(figure: Figure, runs: list[RunHistory]) -> None:
 def load(folders: list[Path]) -> list[RunHistory]:
     """Read the runs, finished or not."""
     runs = []
-    for folder, name in zip(folders, _names(folders), strict=True):
-        recorded, rows = run_folder.read(folder, run_folder.RUN).get("objective"), History(folder).rows()
+    for folder in folders:
+        recorded, rows = run_folder.read(folder, run_folder.RUN).get("objective") or {}, History(folder).rows()
         if not rows:
             raise RunError("a run with a history", f"{folder} without one", "train it for at least one update")
-        runs.append(RunHistory(name, rows, str(recorded.get("objective", "")) if isinstance(recorded, dict) else ""))
+        runs.append(RunHistory(str(folder), rows, recorded.get("objective", "")))
     return runs
 
 
@@ -190,24 +190,10 @@ def _results(summary: Json) -> list[str]:
     before, after = summary["before"], summary["after"]
     if after is None:
         return ["", "", f"{summary['last_updates']['kl_per_sequence'] or 0:.4g}", ""]
-    first = before or {"domains": {}, "kl": None, "length": None}
-    moved = []
-    for domain in ("in", "out"):
-        start, end = first["domains"].get(domain), score(after["domains"].get(domain))
-        moved.append(end if start is None else f"{start['reward']:.3f} -> {end}")
-    kl = "" if after["kl"] is None else format_estimate(after["kl"]["per_sequence"])
-    if kl and first["kl"] is not None:
-        kl = f"{first['kl']['per_sequence']['mean'] or 0:.3g} -> {kl}"
-    length = f"{after['length']:.1f}"
-    return [*moved, kl, length if first["length"] is None else f"{first['length']:.1f} -> {length}"]
-
-
-def _names(folders: list[Path]) -> list[str]:
-    """The folders' names, with as many parent folders as make them distinct."""
-    parts = [folder.resolve().parts for folder in folders]
-    if len(set(parts)) < len(parts):
-        raise RunError("different runs", "the same folder twice", "name each folder once")
-    depth = 1
-    while len({p[-depth:] for p in parts}) < len(parts):
-        depth += 1
-    return ["/".join(p[-depth:]) for p in parts]
+    cells = [score(after["domains"].get(domain)) for domain in ("in", "out")]
+    cells += [format_estimate(after["kl"]["per_sequence"]), f"{after['length']:.1f}"]
+    if before is None:
+        return cells
+    starts = [score(before["domains"].get(domain)).partition(" ")[0] for domain in ("in", "out")]
+    starts += [f"{before['kl']['per_sequence']['mean'] or 0:.3g}", f"{before['length']:.1f}"]
+    return [f"{start} -> {end}" if start else end for start, end in zip(starts, cells, strict=True)]

@@ -138,16 +138,13 @@ def _ratio(training: KLConfig) -> str:
 
 
 def describe(settings: RunSettings, models: Models) -> RenderableType:
-    heading = "What its KL descends: the trainer's own loss, taken apart"
-    return Group(
-        Text("Maximises", style="bold"),
-        *(Text(f"  {line}") for line in objective_lines(settings)),
-        "",
-        Text(heading, style="bold"),
-        *(Text(f"  {line}") for line in audit_lines(settings.training)),
-        "",
-        text_table((Text(name, style="bold"), value) for name, value in facts(settings, models).items()),
-    )
+    parts = {
+        "Maximises": objective_lines(settings),
+        "What its KL descends: the trainer's own loss, taken apart": audit_lines(settings.training),
+        "Trains": [f"{models.name}, {amount(settings.training)}"],
+    }
+    titled = [[Text(title, style="bold"), *(Text(f"  {line}") for line in lines)] for title, lines in parts.items()]
+    return Group(*titled[0], "", *titled[1], "", *titled[2])
 
 
 def objective_lines(settings: RunSettings) -> list[str]:
@@ -156,38 +153,17 @@ def objective_lines(settings: RunSettings) -> list[str]:
     return [*(line for line in lines if line is not None), *(f"note: {note}" for note in notes(settings.training))]
 
 
-def facts(settings: RunSettings, models: Models) -> dict[str, str]:
-    training: Any = settings.training
+def amount(training: Any) -> str:
+    """How many updates of how many completions."""
     per_update = training.per_device_train_batch_size * training.gradient_accumulation_steps * training.world_size
-    reference = "the model as it starts"
-    if training.teacher:
-        reference = f"the teacher {models.reference_name}"
-    elif training.sync_ref_model:
-        reference += f", moved towards the policy every {training.ref_model_sync_steps} updates"
-    beta = f"{training.kl_coef:g}, constant"
-    if training.kl_target is not None:
-        beta = f"from {training.kl_coef:g}, adapted to {training.kl_target:g} nats per {training.kl_target_unit}"
     length = f"{training.max_steps} updates" if training.max_steps > 0 else f"{training.num_train_epochs:g} epochs"
-    trains = (
-        f"{length} of {per_update // training.num_generations} prompts x {training.num_generations} completions "
-        f"of at most {training.max_completion_length} tokens"
-    )
-    if training.num_iterations > 1:
-        trains += f", each of which is used for {training.num_iterations} updates"
-    if training.world_size > 1:
-        trains += f", on {training.world_size} processes"
-    scheduler = getattr(training.lr_scheduler_type, "value", training.lr_scheduler_type)
-    facts = {
-        "model": models.name,
-        "reference": reference,
-        "placement": f"in the {training.kl_placement}; {reduction(settings)}",
-        "β": beta,
-        "trains": trains,
-        "learning rate": f"{training.learning_rate:g}, {scheduler}",
-    }
-    if training.rollout_lag:
-        facts["lag"] = f"{training.rollout_lag} updates, ratio {training.kl_ratio}"
-    return facts
+    parts = [
+        f"{length} of {per_update // training.num_generations} prompts x {training.num_generations} completions of at "
+        f"most {training.max_completion_length} tokens",
+        f"each of which is used for {training.num_iterations} updates" if training.num_iterations > 1 else "",
+        f"on {training.world_size} processes" if training.world_size > 1 else "",
+    ]
+    return ", ".join(filter(None, parts))
 
 
 # Sentences about a run: what is saved when it stops, and what it has left.
@@ -256,8 +232,7 @@ def result_rows(summary: Json) -> list[list[str]]:
         scores = [score(column["sets"].get(name)) if column else "" for column in columns]
         rows.append([f"{name} ({domain}, {row['count']})", *scores])
     for unit, title in (("per_token", "KL, nats per token"), ("per_sequence", "KL, nats per completion")):
-        if all(column is None or column["kl"] is not None for column in columns):  # greedy completions have none
-            rows.append([title, *(format_estimate(column["kl"][unit]) if column else "" for column in columns)])
+        rows.append([title, *(format_estimate(column["kl"][unit]) if column else "" for column in columns)])
     rows += _distillation_rows(columns)
     return [*rows, ["tokens per completion", *(f"{column['length']:.1f}" if column else "" for column in columns)]]
 

@@ -244,9 +244,7 @@ def update_line(row: Json) -> str:
 def evaluation_line(evaluation: Json) -> str:
     names = {"in": "in-domain", "out": "out-of-domain"}
     parts = [f"{names[d]} {score(x)}" for d, x in evaluation["domains"].items()]
-    if evaluation["kl"] is not None:
-        parts.append(f"KL {format_estimate(evaluation['kl']['per_token'])} nats per token")
-    return "  ".join(parts)
+    return "  ".join([*parts, f"KL {format_estimate(evaluation['kl']['per_token'])} nats per token"])
 
 
 # The run itself.
@@ -268,7 +266,8 @@ def run(settings: RunSettings, out: Console, err: Console) -> int:
             return _Run(settings, models, out, err, warn).go()
         with err.status("Auditing the trainer's loss on small problems (a few seconds)"):
             description = describe(settings, models)
-        out.print(description)
+        if settings.training.process_index == 0:
+            out.print(description)
         return 0
 
 
@@ -320,7 +319,7 @@ class _Run:
                 expected, f"{self.folder}, which has {', '.join(results)}", f"{remedy}; or give another --output_dir"
             )
         names = self.settings.policy.model_name_or_path, self.settings.training.teacher
-        run_folder.check_not_replaced(self.folder, [*names, self.models.path, self.models.reference])
+        run_folder.check_not_replaced(self.folder, [*names, self.models.path, *self.models.teachers.values()])
         if run.resume:
             self.warn(f"There is no complete checkpoint in {self.folder}; the run starts again with the same settings.")
 

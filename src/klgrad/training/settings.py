@@ -1,10 +1,8 @@
-"""Settings of a run: command line, file, preset and recorded run, checked; and how the run is launched."""
+"""Settings of a run: command line, file, preset and recorded run, checked."""
 
 import argparse
 import json
-import os
 import shlex
-import sys
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -227,11 +225,9 @@ class RunConfig:
     train_size: int = _setting(2048, "Number of training questions of a built-in task.")
     eval_size: int = _setting(64, "Number of held-out prompts of each task.")
     eval_every: int = _setting(20, "Updates between evaluations; 0 evaluates only before and after training.")
-    eval_greedy: bool = _setting(False, "Evaluate with greedy decoding instead of sampling as in training.")
     dataset_config: str | None = _setting(None, "Configuration of a dataset on the hub.")
     dataset_split: str = _setting("train", "Split of the dataset to train on.")
     dataset_eval_split: str | None = _setting(None, "Split of the dataset to evaluate on. Default: `dataset_split`.")
-    student_layers: int | None = _setting(None, "Number of layers of the model to keep, evenly spaced.")
     quick: bool = _setting(False, "Preset of a small run: about ten minutes on a CPU.")
     dry_run: bool = _setting(False, "Print what would be trained and the memory it needs, and exit.")
     resume: bool = _setting(
@@ -241,17 +237,13 @@ class RunConfig:
     weights_only: bool = _setting(
         False, "Remove the checkpoints of a finished run; --resume cannot make it longer then."
     )
-    num_processes: int = _setting(1, "Number of processes; more than 1 are started by `accelerate launch`.")
-    accelerate_config: str | None = _setting(
-        None, "Configuration file of accelerate (FSDP, DeepSpeed, several nodes) to launch with."
-    )
 
     def __post_init__(self) -> None:
-        least = {"digits": 1, "train_size": 1, "eval_size": 0, "eval_every": 0, "student_layers": 1, "num_processes": 1}
+        least = {"digits": 1, "train_size": 1, "eval_size": 0, "eval_every": 0}
         for name, bound in least.items():
-            value = getattr(self, name)
-            if value is not None and value < bound:
-                raise SettingError(f"`{name}` >= {bound}", str(value), f"see klgrad train --help-all for `{name}`")
+            if getattr(self, name) < bound:
+                received = f"{getattr(self, name)}"
+                raise SettingError(f"`{name}` >= {bound}", received, f"see klgrad train --help-all for `{name}`")
 
 
 @dataclass
@@ -284,17 +276,6 @@ class RunSettings:
     def rewarded(self) -> bool:
         """Whether the run is trained on a reward; a distillation is only if `reward` is given."""
         return self.command == "train" or self.run.reward is not None
-
-
-def planned(processes: int) -> type[KLConfig]:
-    """A `KLConfig` that assumes this number of processes before they are started, for `--dry-run`."""
-
-    class Planned(KLConfig):
-        @property
-        def world_size(self) -> int:
-            return processes
-
-    return Planned
 
 
 ALIASES = {"model": "model_name_or_path"}
@@ -351,18 +332,8 @@ class Parser(TrlParser):
 
 # Read settings from the command line, a YAML file and a preset. An unknown name is an error with similar names.
 
-NOT_RECORDED = frozenset({"resume", "dry_run", "overwrite", "num_processes", "accelerate_config", "output_dir"})
+NOT_RECORDED = frozenset({"resume", "dry_run", "overwrite", "output_dir"})
 """Settings of one call, which a resumed run does not inherit."""
-
-
-@dataclass(frozen=True)
-class Parsed:
-    """Json from the command line, a file, `run.json` or a preset, of known names; not yet checked together."""
-
-    parser: Parser
-    command: str
-    values: Json
-    run: RunConfig
 
 
 def parse(command: str, arguments: list[str]) -> RunSettings:
@@ -374,15 +345,29 @@ def parse(command: str, arguments: list[str]) -> RunSettings:
         >>> parse("train", ["--quick", "--kl_coef", "0.1"]).training.kl_coef
         0.1
     """
-    return settings_of(read(command, arguments))
+    parser = Parser(command)
+    values = _read(parser, command, arguments)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", MeaningWarning)  # the start of a run and --dry-run print the same
+            run, training, policy = parser.parse_dict(values)
+            if values.get("kl") is not None:
+                training = resolve_config(training, term_of(values))  # pyright: ignore[reportArgumentType]
+    except KlgradError:
+        raise
+    except Exception as error:  # the checks of TRL and transformers raise errors of any type
+        text = " ".join(str(error).split()) or type(error).__name__
+        raise SettingError("settings that fit together", text, f"see {parser.prog} --help-all") from error
+    recorded = {name: value for name, value in values.items() if name not in NOT_RECORDED}
+    return RunSettings(command, run, training, policy, recorded)  # pyright: ignore[reportArgumentType]
 
 
-def read(command: str, arguments: list[str]) -> Parsed:
-    """Parse names and values. Checks of combinations depend on the number of processes, and follow in `settings_of`."""
-    parser, file = Parser(command), {}
+def _read(parser: Parser, command: str, arguments: list[str]) -> Json:
+    """Values by name, not yet checked together: from the command line, a file, `run.json` or a preset."""
     given, unknown = parser.read(arguments)
+    file: Json = {}
     if "config" in given:
-        file = parser.name(_read_settings(given.pop("config")), "the configuration file")
+        file = parser.name(_read_file(given.pop("config")), "the configuration file")
         given = parser.convert(file) | given
     output = str(given.get("output_dir") or f"runs/{command}")
     base = preset_of(command, given) | machine_settings() | {"output_dir": output}
@@ -396,45 +381,10 @@ def read(command: str, arguments: list[str]) -> Parsed:
     if unknown:
         names = [name for name in unknown if name.startswith("-")] or unknown
         raise UnknownNameError("setting", names[0].lstrip("-").split("=")[0], {*parser.actions, *ALIASES})
-    values: Json = {**base, **given}
-    run = RunConfig(**{name: x for name, x in values.items() if name in RunConfig.__dataclass_fields__})
-    return Parsed(parser, command, values, run)
+    return base | given
 
 
-def settings_of(parsed: Parsed, processes: int | None = None) -> RunSettings:
-    """Build the settings, with the checks of TRL and of this package; a dry run describes a number of `processes`."""
-    parser = parsed.parser
-    if processes is not None:
-        parser.dataclass_types = [planned(processes) if kind is KLConfig else kind for kind in parser.dataclass_types]
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", MeaningWarning)  # the start of a run and --dry-run print the same
-            run, training, policy = parser.parse_dict(parsed.values)
-            if parsed.run.kl is not None:
-                training = resolve_config(training, term_of(parsed))
-    except KlgradError:
-        raise
-    except Exception as error:  # the checks of TRL and transformers raise errors of any type
-        text = " ".join(str(error).split()) or type(error).__name__
-        raise SettingError("settings that fit together", text, f"see {parser.prog} --help-all") from error
-    recorded = {name: value for name, value in parsed.values.items() if name not in NOT_RECORDED}
-    return RunSettings(parsed.command, run, training, policy, recorded)  # pyright: ignore[reportArgumentType]
-
-
-def term_of(parsed: Parsed) -> KLTerm:
-    """A user's term, which takes the place of the settings that declare one."""
-    spec = str(parsed.run.kl)
-    if beside := [name for name in (*TERM_FIELDS, "kl_ratio_bound", "kl_cell") if name in parsed.values]:
-        raise SettingError("no setting of the term beside `kl`", ", ".join(beside), f"write it in the term of {spec}")
-    term = find(spec)
-    if not isinstance(term, KLTerm):
-        raise SettingError(
-            "`kl` as the name of a KLTerm", f"{spec}, a {type(term).__name__}", "write KLTerm(...) there"
-        )
-    return term
-
-
-def _read_settings(path: str) -> dict[object, object]:
+def _read_file(path: str) -> dict[object, object]:
     try:
         content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
@@ -446,36 +396,14 @@ def _read_settings(path: str) -> dict[object, object]:
     return content
 
 
-# Start the same command again in several processes, by `accelerate launch`.
-
-LAUNCHED = "KLGRAD_LAUNCHED"
-
-
-def needs_launch(parsed: Parsed) -> bool:
-    if LAUNCHED in os.environ or "LOCAL_RANK" in os.environ or parsed.run.dry_run:
-        return False
-    return parsed.run.num_processes > 1 or parsed.run.accelerate_config is not None
-
-
-def processes(parsed: Parsed) -> int:
-    if parsed.run.num_processes > 1 or parsed.run.accelerate_config is None:
-        return parsed.run.num_processes
-    return yaml.safe_load(Path(parsed.run.accelerate_config).read_text(encoding="utf-8")).get("num_processes", 1)
-
-
-def launch_command(parsed: Parsed, arguments: list[str]) -> list[str]:
-    """The command line to execute, with the same settings: those that choose the processes are not read again."""
-    config = parsed.run.accelerate_config
-    options = [] if config is None else ["--config_file", config]
-    if parsed.run.num_processes > 1:
-        options += ["--num_processes", str(parsed.run.num_processes)]
-    if config is None:
-        options += ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
-        options += ["--multi_gpu"]  # on a CPU too: with --cpu accelerate starts one process only
-    return [sys.executable, "-m", "accelerate.commands.launch", *options, "-m", "klgrad", parsed.command, *arguments]
-
-
-def launch(parsed: Parsed, arguments: list[str]) -> NoReturn:
-    words = launch_command(parsed, arguments)
-    os.environ[LAUNCHED] = "1"
-    os.execv(words[0], words)
+def term_of(values: Json) -> KLTerm:
+    """A user's term, which takes the place of the settings that declare one."""
+    spec = str(values["kl"])
+    if beside := [name for name in (*TERM_FIELDS, "kl_ratio_bound", "kl_cell") if name in values]:
+        raise SettingError("no setting of the term beside `kl`", ", ".join(beside), f"write it in the term of {spec}")
+    term = find(spec)
+    if not isinstance(term, KLTerm):
+        raise SettingError(
+            "`kl` as the name of a KLTerm", f"{spec}, a {type(term).__name__}", "write KLTerm(...) there"
+        )
+    return term

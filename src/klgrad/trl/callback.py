@@ -101,31 +101,8 @@ def trainer_of(callback: TrainerCallback, state: TrainerState) -> Trainer:
     raise ContractError(
         "a trainer that calls this callback",
         "none on the call stack",
-        "attach it explicitly, before training: callback.attach(trainer)",
+        "give it to the trainer: callbacks=[KLCallback()]",
     )
-
-
-class Observer:
-    """Wraps methods of one trainer object, and restores them."""
-
-    def __init__(self, trainer: object) -> None:
-        self._trainer = trainer
-        self._before: dict[str, object] = {}
-
-    def wrap(self, name: str, around: Callable[..., object]) -> None:
-        """Let `around(method, *args, **kwargs)` stand for `method(*args, **kwargs)`."""
-        method = getattr(self._trainer, name)
-        self._before[name] = vars(self._trainer).get(name)
-        setattr(self._trainer, name, partial(around, method))
-
-    def release(self) -> None:
-        """Restore these methods."""
-        for name, before in self._before.items():
-            if before is not None:
-                setattr(self._trainer, name, before)
-            else:
-                delattr(self._trainer, name)
-        self._before = {}
 
 
 # `KLCallback`: reports the KL to the reference in any run of TRL or transformers, and changes nothing in it.
@@ -180,7 +157,7 @@ class KLCallback(TrainerCallback):
         self.every, self.exact, self.reference = every, exact, reference
         self.files = None if log_rollouts is None else RolloutFiles(Path(log_rollouts))
         self._trainer: Any = None
-        self._observer: Observer | None = None
+        self._before: dict[str, object] = {}
         self._start: StartWeights | None = None
         self._passes: Passes | None = None
         self._window = Window()
@@ -188,13 +165,6 @@ class KLCallback(TrainerCallback):
         self._generated_at: int | None = None
         self._is_due = False
         self._told: set[str] = set()
-
-    def attach(self, trainer: Trainer) -> "KLCallback":
-        """Name the trainer explicitly, where it cannot be found by itself; also adds the callback to it."""
-        self._trainer = trainer
-        if all(each is not self for each in trainer.callback_handler.callbacks):
-            trainer.add_callback(self)
-        return self
 
     # Events of the trainer
 
@@ -222,7 +192,7 @@ class KLCallback(TrainerCallback):
             self._warn(f"no log-probs are written in this run: {type(error).__name__}: {error}")
 
     def _begin(self, state: TrainerState) -> None:
-        trainer = self._trainer = self._trainer or trainer_of(self, state)
+        trainer = self._trainer = trainer_of(self, state)
         reference = Reference(trainer, self.reference, self._start)
         if not reference.needs_start_weights:
             self._start = None  # frees the copy
@@ -230,11 +200,10 @@ class KLCallback(TrainerCallback):
             self._keep_late(reference, state)
         self._passes = Passes(trainer, reference, self.exact)
         self._window, self._generated_at, self._is_due = Window(), None, False
-        observer = self._observer = Observer(trainer)
-        observer.wrap(PREPARE, self._on_batch)
-        observer.wrap(LOG, self._on_log)
+        self._wrap(PREPARE, self._on_batch)
+        self._wrap(LOG, self._on_log)
         if self._generates:
-            observer.wrap(GENERATE, self._on_generation)
+            self._wrap(GENERATE, self._on_generation)
         if state.global_step == 0 and 1 < state.max_steps <= self.every:
             self._warn(
                 f"expected a run of more than every={self.every} updates; received {state.max_steps}, of which only "
@@ -258,10 +227,19 @@ class KLCallback(TrainerCallback):
     def on_train_end(self, args: object, state: TrainerState, control: object, **_: object) -> None:
         self._stop()
 
+    def _wrap(self, name: str, around: Callable[..., object]) -> None:
+        """Let `around(method, *args, **kwargs)` stand for a method of the trainer."""
+        self._before[name] = vars(self._trainer).get(name)
+        setattr(self._trainer, name, partial(around, getattr(self._trainer, name)))
+
     def _stop(self) -> None:
-        if self._observer is not None:
-            self._observer.release()
-        self._observer, self._held = None, []
+        """Restore the methods of the trainer."""
+        for name, before in self._before.items():
+            if before is not None:
+                setattr(self._trainer, name, before)
+            else:
+                delattr(self._trainer, name)
+        self._before, self._held = {}, []
 
     # What the trainer does
 

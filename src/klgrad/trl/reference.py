@@ -12,7 +12,7 @@ from ..errors import MeaningError
 from ..kernels import Head
 from ..support import Json, Model
 from . import compat
-from .compat import OLD_LOGP, REF_LOGP, Batch, CompletionRows, base_of, has_adapters, is_split, without_adapters
+from .compat import OLD_LOGP, REF_LOGP, Batch, CompletionRows, base_of, has_adapters, without_adapters
 from .scorer import (
     ReferencePass,
     StatisticsRequest,
@@ -53,9 +53,10 @@ class StartWeights:
                 p.data.copy_(value)
 
     def _pairs(self, model: Model) -> list[tuple[Tensor, Tensor]]:
-        now, is_sharded = dict(model.named_parameters()), lambda p: hasattr(p, "device_mesh")  # a DTensor, as FSDP2 has
+        now = dict(model.named_parameters())
+        is_split = lambda p: hasattr(p, "ds_id") or hasattr(p, "device_mesh")  # by DeepSpeed, or by FSDP2
         for name, start in self._kept.items():
-            if name not in now or now[name].shape != start.shape or is_split(now[name]) or is_sharded(now[name]):
+            if name not in now or now[name].shape != start.shape or is_split(now[name]):
                 raise MeaningError(
                     "the policy's parameters whole, as they were at the start",
                     f"`{name}` missing, or split between processes",
@@ -157,7 +158,7 @@ class Passes:
 
     def __call__(self, batches: list[Batch]) -> list[Columns]:
         for batch in batches:
-            if compat.has_images(batch):
+            if batch.get("pixel_values") is not None:
                 raise MeaningError("prompts of text", "images", "remove KLCallback: it scores text alone")
         device = self._trainer.accelerator.device
         with torch.no_grad(), torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
@@ -168,7 +169,7 @@ class Passes:
 
     def _log_probs(self, batches: list[Batch]) -> list[dict[str, Tensor]]:
         if self._reference.is_the_trainers and all(REF_LOGP in batch for batch in batches):
-            ref_logps = [compat.reference_log_probs(batch) for batch in batches]
+            ref_logps = [batch[REF_LOGP] for batch in batches]
         else:
             with self._reference.model() as model, without_dropout(model):
                 ref_logps = [self._of_model(model, CompletionRows.of(batch)) for batch in batches]

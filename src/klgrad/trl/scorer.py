@@ -10,6 +10,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 from trl.trainer.grpo_trainer import GRPOTrainer
+from trl.trainer.utils import maybe_gather_lm_head_ctx
 
 from ..core.divergences import Divergence
 from ..core.families import Direction
@@ -30,6 +31,7 @@ from ..kernels import (
 from ..support import Json, Model
 from . import compat
 from .compat import (
+    REF_LOGP,
     Batch,
     CompletionRows,
     ForwardPass,
@@ -37,9 +39,6 @@ from .compat import (
     Sampled,
     base_of,
     completion_log_probs,
-    gathered,
-    has_images,
-    is_split,
     padded,
     padded_mask,
     prompt_keys,
@@ -255,9 +254,9 @@ def head_of(model: Model, temperature: float, vocabulary: int | None) -> Head:
     """The model's head: whole, even where DeepSpeed has split its weights, and cut to `vocabulary` entries."""
     output = model.get_output_embeddings()
     bias = getattr(output, "bias", None)
-    with gathered([x for x in (output.weight, bias) if x is not None]):
+    with maybe_gather_lm_head_ctx(*(x for x in (output.weight, bias) if x is not None)):
         head = Head.of(model, temperature=temperature)
-        if is_split(output.weight):  # gathered only for now: the backward pass needs a copy
+        if hasattr(output.weight, "ds_id"):  # gathered only for now: the backward pass needs a copy
             head = head.clone()
     if vocabulary is None or vocabulary == head.vocabulary:
         return head
@@ -478,7 +477,7 @@ class Scorer:
         """The policy's pass over a batch, with its gradient: TRL's own, or one with exact KLs in its place."""
         if not self._objective.exact:
             return ForwardPass(*own())
-        refuse_images(has_images(batch), "kl_estimator='exact'")
+        refuse_images(batch.get("pixel_values") is not None, "kl_estimator='exact'")
         if not self._heads_compared:  # with adapters the reference has the policy's head
             self._heads_compared = True
             for each in (model, *self._models()[1:]):
@@ -496,7 +495,7 @@ class Scorer:
         exact = passed.exact
         local = {
             "logp": passed.logp,
-            "ref_logp": compat.reference_log_probs(batch) if exact is None else exact.ref_logp,
+            "ref_logp": batch[REF_LOGP] if exact is None else exact.ref_logp,
             "mask": compat.sampled_tokens(batch),
             "behavior_logp": self._behavior(passed.logp.detach(), batch),
             "token_reverse_kl": None if exact is None else exact.reverse_kl,
