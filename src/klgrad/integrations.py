@@ -5,7 +5,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from numbers import Real
 from typing import Any, ClassVar, get_args
 
 from torch import Tensor
@@ -211,7 +210,7 @@ class Objective:
         if name not in LEAST or value is None:
             return
         sign, least = LEAST[name]
-        inside = isinstance(value, Real) and least <= value < math.inf and not (sign == ">" and value == least)
+        inside = isinstance(value, int | float) and least <= value < math.inf and not (sign == ">" and value == least)
         refuse_if(not inside, f"`{self.prefix}{name}` {sign} {least:g}", repr(value), remedy)
 
     def named(self, name: str, value: object) -> str:

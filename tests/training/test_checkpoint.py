@@ -211,7 +211,7 @@ def test_a_run_that_is_over_is_not_trained_further(finished, run, assert_same, p
     shutil.rmtree(parts / "model")
     status, text = run("train", parts, resume=True)
     assert status == 0
-    assert "4 updates, completed before" in text
+    assert "All updates had been made before." in text
     assert_same(finished, parts)
 
 

@@ -103,7 +103,8 @@ class RunTrainer(KLTrainer):
     def save_whole_model(self, folder: Path) -> None:
         """Save unsharded weights, also where checkpoints are sharded; an existing model is replaced at the end."""
         if self.is_fsdp_enabled:
-            self.accelerator.state.fsdp_plugin.set_state_dict_type("FULL_STATE_DICT")  # not in shards
+            plugin: Any = self.accelerator.state.fsdp_plugin
+            plugin.set_state_dict_type("FULL_STATE_DICT")  # not in shards
         partial, old = (folder.with_name(f".{folder.name}.{end}") for end in ("partial", "old"))
         self._remove(partial)
         try:

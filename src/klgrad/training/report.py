@@ -17,10 +17,9 @@ from ..integrations import needs_no_weights
 from ..support import Json, text_table
 from ..trl import KLConfig
 from ..trl.config import notes, stale
-from . import run_folder
 from .build import Models
-from .checkpoint import checkpoints, last_complete, step_of
-from .run_folder import HISTORY, evaluations, in_updates, kl_of, length_of, results_of_a_run, training
+from .checkpoint import last_complete, step_of
+from .run_folder import evaluations, in_updates, kl_of, length_of, results_of_a_run, training
 from .settings import RunSettings, resume_command
 
 # The objective of a run in words: what it maximises, how tokens are weighted, and what rescales β.
@@ -180,22 +179,12 @@ def how_to_continue(settings: RunSettings, folder: Path) -> str:
     return f"Nothing has been saved yet. Start again with: {again}"
 
 
-NO_CHECKPOINT = "There is no complete checkpoint to make the run longer from: --weights_only false keeps them"
-
-
 def finished_message(folder: Path, updates: int) -> str:
     """What is said of a run that is finished; it can be made longer only from a complete checkpoint."""
-    longer = "To make it longer, give a larger --max_steps with --resume" if last_complete(folder) else NO_CHECKPOINT
-    return f"The run in {folder} is finished, after {in_updates(updates)}; nothing was changed. {longer}."
-
-
-def folder_contents(folder: Path) -> str:
-    """What a finished run has left in its folder."""
-    names = (run_folder.MODEL, *run_folder.FIGURES, run_folder.SUMMARY, HISTORY)
-    parts = [name for name in names if (folder / name).exists()]
-    if saved := checkpoints(folder):
-        return f"In {folder}/: {', '.join(parts)}, {len(saved)} checkpoint{'s' * (len(saved) > 1)}"
-    return f"In {folder}/: {', '.join(parts)}. {NO_CHECKPOINT}"
+    longer = "To make it longer, give a larger --max_steps with --resume"
+    if not last_complete(folder):
+        longer = "There is no complete checkpoint to make it longer from: --weights_only false keeps them"
+    return f"The run in {folder} is finished, after {in_updates(updates)}. {longer}."
 
 
 # The results of a run, as data and as a table.

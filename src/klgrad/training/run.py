@@ -29,7 +29,6 @@ from .figures import RunHistory, draw
 from .report import (
     describe,
     finished_message,
-    folder_contents,
     format_estimate,
     formula,
     how_to_continue,
@@ -381,6 +380,6 @@ class _Run:
                 shutil.rmtree(path, ignore_errors=True)
         draw([RunHistory(folder.name, self.history.rows())], folder)
         self.out.print(table_of(summary))
-        took = f" in {seconds:.0f} s" if seconds else ", completed before"
-        self.out.print(Text(f"{in_updates(updates)}{took}. {folder_contents(folder)}"))
+        took = f"Trained in {seconds:.0f} s." if seconds else "All updates had been made before."
+        self.out.print(Text(f"{took} {finished_message(folder, updates)}"))
         return 0

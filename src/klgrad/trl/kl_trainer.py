@@ -387,7 +387,7 @@ class KLTrainer(GRPOTrainer):
             return super()._prepare_inputs(generation_batch)
 
     def _generate(self, prompts: list[object]) -> Any:
-        returned = super()._generate(prompts)
+        returned: Any = super()._generate(prompts)
         self._last_sampled = Sampled(*returned[: len(Sampled._fields)])
         return returned
 
@@ -439,6 +439,7 @@ class KLTrainer(GRPOTrainer):
         """(B,) log π - log ref of each completion that TRL has just sampled, of all processes; recorded here too."""
         assert self._last_sampled is not None  # TRL samples before it scores
         rollout = self.scorer.sampled_rollout(self._last_sampled)
+        assert rollout.group is not None  # of the prompts that were sampled
         self._begin(rollout)
         # The β of these completions; recording them may change it for the next.
         self.reward_weights[self._kl_reward_index()] = -self.coefficient.value
