@@ -7,7 +7,7 @@ group whose answers are all right or all wrong has no spread but that of the KL.
 whatever the coefficient is, so a smaller coefficient does not weaken the KL there. A KL outside the reward becomes
 weaker instead, because the division enlarges the reward's part alone. Both show in the effective coefficient: the
 weight of the KL's gradient relative to that of the reward's. No run collapses here in its 60 updates. Right answers are
-judged at a coefficient of 0.1, which has three seeds. Design, table and limits: docs/experiments.md.
+judged at a coefficient of 0.1. Design, table and limits: docs/experiments.md.
 """
 
 from ..drawing import STYLES
@@ -86,7 +86,7 @@ LAST = 60
 GROUP = 8
 """Completions of a prompt."""
 COMPARED_AT = "0.1"
-"""The coefficient with three seeds, at which the claims are judged."""
+"""The coefficient at which the claims are judged."""
 COLUMNS = ("correct_in", "correct_out", "kl_per_sequence", "train_groups_without_spread", "skipped_updates")
 REWARD, DIVIDED = "k1-reward undivided", "k1-reward divided"
 ADVANTAGE, DIVIDED_ADVANTAGE = "k1-advantage-leave-one-out undivided", "k1-advantage-leave-one-out divided"
@@ -153,7 +153,7 @@ def _at_every_coefficient(
 
 
 def check(numbers: Numbers) -> list[Check]:
-    """The papers' claims at the coefficient with three seeds, and ours."""
+    """The papers' claims at one coefficient, and ours."""
     differences = {claim: each[COMPARED_AT] for claim, each in numbers["comparisons"].items()}
     return [
         *(runs.exceeds_over_seeds(claim, differences[claim]) for claim in CLAIMED),
