@@ -4,11 +4,13 @@ import copy
 import inspect
 import re
 import runpy
+import warnings
 from pathlib import Path
 
 import pytest
 import tiny
 import torch
+from overwriting import Overwriting
 from some import first
 from tolerances import SINGLE
 from transformers import Trainer, TrainingArguments
@@ -23,6 +25,7 @@ from klgrad.trl import (
     KLConfig,
     KLTrainer,
     callback as kl_callback,
+    reference,
 )
 from klgrad.trl.reference import Passes, Reference, StartWeights
 
@@ -82,6 +85,21 @@ def test_the_run_is_the_same_to_the_last_bit(case, tmp_path):
 
 
 @pytest.mark.slow
+def test_the_run_is_the_same_with_layers_that_overwrite_what_they_saved(tmp_path):
+    ended = []
+    for callbacks in ([], [KLCallback(1)]):
+        made = tiny.trainer(GRPOTrainer, GRPOConfig, tmp_path / str(len(callbacks)), beta=0.3, max_steps=2)
+        for layer in made.model.model.layers:
+            layer.mlp.register_forward_hook(lambda _, given, out: Overwriting.apply(out))
+        for callback in callbacks:
+            made.add_callback(callback)
+        made.train()
+        ended.append(tiny.weights(made))
+    assert torch.equal(*ended)
+
+
+
+@pytest.mark.slow
 def test_every_form_of_the_reference_gives_the_kl_that_trl_reports(tmp_path):
     """TRL's `kl` is k3 per token of the same completions; with beta = 0 the same run has none."""
     start = tiny.trainer(GRPOTrainer, GRPOConfig, tmp_path).model
@@ -109,6 +127,24 @@ def moved_trainer(output, **settings):
         "completion_mask": mask,
     }
     return trainer, start, batch
+
+
+@pytest.mark.parametrize("free", [0, 2**40])
+def test_free_memory_of_a_gpu_saves_passes_and_copies_and_changes_no_number(free, tmp_path, monkeypatch):
+    trainer, start, batch = moved_trainer(tmp_path)
+    (expected,) = Passes(trainer, Reference(trainer, None, start), exact=False)([batch])
+    before, own = tiny.weights(trainer), trainer.model.get_input_embeddings().weight.data_ptr()
+    monkeypatch.setattr(reference, "free_bytes", lambda _: free)
+    monkeypatch.setattr(reference, "LOGITS", 1)
+    calls, counted = [], trainer.model.register_forward_hook(lambda *_: calls.append(1))
+    (found,) = Passes(trainer, Reference(trainer, None, start), exact=False)([batch])
+    counted.remove()
+    assert len(calls) == (2 if free else 4)  # two completions, by two models
+    for name in ("logp", "ref_logp"):
+        SINGLE.check(found[name], expected[name])
+    assert torch.equal(tiny.weights(trainer), before)
+    assert trainer.model.get_input_embeddings().weight.data_ptr() == own
+
 
 
 @pytest.mark.parametrize("exact", [False, True])
@@ -174,6 +210,42 @@ def test_the_mismatch_to_the_sampler(tmp_path):
     tokens = 8 * tiny.logged(found, "length/mean")[0]
     SINGLE.check(tiny.logged(found, "kl/mismatch/k1/per_token")[0], -0.25 * (tokens - 1) / tokens)
     assert 0 < tiny.logged(found, "ratio/sequence/effective_sample_size")[0] < 1
+
+
+# Does beta move the gradient?
+
+
+class Dropped(tiny.LeavesTheKLOut, GRPOTrainer):
+    """Pays for the KL and trains without it."""
+
+
+class ValueOnly(Dropped):
+    """Adds the KL without its gradient."""
+
+    def _compute_loss(self, model, inputs):
+        return super()._compute_loss(model, inputs) + self.beta * inputs["ref_per_token_logps"].mean()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "moves"), [(GRPOTrainer, True), (Dropped, False), (ValueOnly, False)])
+def test_whether_beta_moves_the_gradient(kind, moves, tmp_path):
+    callback, settings = KLCallback(1), {"beta": 0.3, "max_steps": 2, "logging_steps": 2}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", CallbackWarning)
+        found = run(tmp_path / "with", callback, kind=(kind, GRPOConfig), **settings)
+    texts = [str(each.message) for each in caught if each.category is CallbackWarning]
+    assert callback.beta_moves_gradient is moves
+    assert tiny.logged(found, "kl/beta_moves_gradient") == [float(moves)]
+    assert len(texts) == (not moves)
+    if not moves:
+        assert "expected a loss whose gradient depends on the reference, as beta=0.3 declares" in texts[0]
+        assert f"from {kind.__name__}.compute_loss; remedy: the KL is left out" in texts[0]
+    if kind is not Dropped:
+        return
+    plain = run(tmp_path / "without", kind=(kind, GRPOConfig), **settings)
+    assert torch.equal(tiny.weights(plain), tiny.weights(found))
+    assert tiny.logged(plain, "entropy") == tiny.logged(found, "entropy")  # the look leaves no metrics
+
 
 
 # Failures
@@ -311,7 +383,7 @@ def test_the_page_of_the_documentation(tmp_path, monkeypatch):
     assert Path("kl.html").exists()
     for name, parameter in inspect.signature(KLCallback).parameters.items():
         assert re.search(rf"\| `{name}` \| `?{parameter.default}`? \|", page)
-    for name in ("kl/measured_step", "standard_error"):
+    for name in ("kl/measured_step", "kl/beta_moves_gradient", "standard_error"):
         assert name in page
 
 
@@ -323,3 +395,30 @@ def test_the_logs_of_the_example_can_be_read(tmp_path, request):
     assert [part.label for part in report.parts] == [1, 3, 5, 7, 9]
     kls = [part.kl.estimates[K3].mean for part in report.parts]
     assert kls[0] == 0 < kls[-1]
+
+
+@pytest.mark.parametrize("can_pin", [False, True])
+def test_start_weights_are_the_same_in_pinned_memory_or_where_there_is_none(can_pin, monkeypatch):
+    def pin(x):
+        if not can_pin:
+            raise RuntimeError("cannot pin")
+        return x.clone()
+
+    layer = torch.nn.Linear(3, 4)
+    kept, before = StartWeights(layer), layer.weight.detach().clone()
+    monkeypatch.setattr(torch.Tensor, "pin_memory", pin)
+    kept.pin()
+    with torch.no_grad():
+        layer.weight.add_(1.0)
+    with kept.loaded(layer):
+        assert torch.equal(layer.weight, before)
+    assert torch.equal(layer.weight, before + 1.0)
+
+
+def test_several_processes_make_the_same_number_of_passes_whatever_memory_is_free(tmp_path, monkeypatch):
+    trainer, start, _ = moved_trainer(tmp_path)
+    found = Passes(trainer, Reference(trainer, None, start), exact=False)
+    monkeypatch.setattr(reference, "free_bytes", lambda _: 2**40)
+    assert found._bytes_for_logits(torch.device("cpu")) == reference.MOST_LOGITS
+    monkeypatch.setattr(type(trainer.accelerator), "num_processes", 2)
+    assert found._bytes_for_logits(torch.device("cpu")) == reference.LOGITS

@@ -1,4 +1,4 @@
-"""`KLCallback`: reports the KL of a run of any TRL trainer."""
+"""`KLCallback`: reports the KL of a run of any TRL trainer, and whether its β acts."""
 
 import inspect
 import traceback
@@ -12,11 +12,21 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import Trainer, TrainerCallback, TrainerState, TrainingArguments
+from trl.trainer.grpo_trainer import GRPOTrainer
 
 from ..core.rollout import Rollout
 from ..errors import KlgradError, MeaningError, MissingExtraError, RunError
 from ..support import Json, Model, ensure_folder, write_whole
-from .compat import NEEDED, SAMPLER_LOGP, Batch, ContractError, has_adapters
+from .compat import (
+    NEEDED,
+    REF_LOGP,
+    SAMPLER_LOGP,
+    Batch,
+    ContractError,
+    has_adapters,
+    loss_leaves_no_trace,
+    sampled_tokens,
+)
 from .metrics import Window
 from .reference import Columns, Passes, Reference, StartWeights
 from .scorer import gather_rows
@@ -75,10 +85,47 @@ def _pyarrow() -> tuple[ModuleType, ModuleType]:
     return pyarrow, pyarrow.parquet
 
 
-# Observe a trainer of transformers or TRL from outside, while it trains: `_prepare_inputs`, TRL's
-# `_generate_and_score_completions` and `log` are replaced on the instance by functions that call them.
+# Does β move the gradient? With beta > 0 a trainer loads a reference and scores every completion by it. A subclass whose
+# loss leaves the KL out trains without an error, and without a KL.
 
-PREPARE, GENERATE, LOG = "_prepare_inputs", "_generate_and_score_completions", "log"
+PROBES, LARGEST = 8, 2**20
+"""The gradient is looked at for a few of the last parameters, each of at most this many elements."""
+SHIFT = 1.0
+"""Nats by which the reference's log-probs are moved: as they are they would not do, since the KL's gradient is 0 where
+π = ref."""
+NOISE = 10.0
+"""A change of the gradient is one if it exceeds this multiple of the difference between two equal evaluations."""
+
+
+def gradient_moves(trainer: GRPOTrainer, loss: Callable[[Batch], Tensor], model: Model, batch: Batch) -> bool:
+    """Whether ∂L/∂θ is another with another reference. It costs three forward passes, with graphs of their own.
+
+    A graph is not used twice: some layers, such as Liger's, overwrite in a backward pass what another pass needs.
+    """
+    if REF_LOGP not in batch:
+        return False  # the loss has nothing to compute a KL from
+    accelerator, trained = trainer.accelerator, [p for p in model.parameters() if p.requires_grad]
+    probes = [p for p in trained if 0 < p.numel() <= LARGEST][-PROBES:] or trained[-1:]
+    devices = [accelerator.device] if accelerator.device.type == "cuda" else []
+
+    def gradient(shift: float) -> list[Tensor | None]:
+        moved = {**batch, REF_LOGP: batch[REF_LOGP] - shift}
+        # Each has the same random numbers, for dropout.
+        with loss_leaves_no_trace(trainer), accelerator.no_sync(model), torch.random.fork_rng(devices):
+            return list(torch.autograd.grad(loss(moved), probes, allow_unused=True))
+
+    def distance(a: list[Tensor | None], b: list[Tensor | None]) -> float:
+        pairs = [(x, y) for x, y in zip(a, b, strict=True) if x is not None and y is not None]
+        return max((float((x - y).abs().max()) for x, y in pairs), default=0.0)
+
+    here, again, away = gradient(0.0), gradient(0.0), gradient(SHIFT)
+    return distance(here, away) > NOISE * distance(here, again)
+
+
+# Observe a trainer of transformers or TRL from outside, while it trains: `_prepare_inputs`, TRL's
+# `_generate_and_score_completions`, `compute_loss` and `log` are replaced on the instance by functions that call them.
+
+PREPARE, GENERATE, LOSS, LOG = "_prepare_inputs", "_generate_and_score_completions", "compute_loss", "log"
 
 
 def trainer_of(callback: TrainerCallback, state: TrainerState) -> Trainer:
@@ -112,7 +159,7 @@ ROLES = ("logp", "ref_logp", "mask", "behavior_logp", "token_reverse_kl", "token
 
 
 class CallbackWarning(UserWarning):
-    """`KLCallback` reports nothing, or not everything."""
+    """`KLCallback` reports nothing, or not everything, or found a loss that leaves the KL out."""
 
 
 class KLCallback(TrainerCallback):
@@ -134,6 +181,10 @@ class KLCallback(TrainerCallback):
             PEFT, the policy without its adapters; else the weights at the start, of which a copy is kept on the CPU.
         log_rollouts: a folder for the log-probs of each measured step, as Parquet: `klgrad logs FOLDER` reads it. If it
             has the files of another run, none are written, with a warning.
+        check_beta: with beta > 0, warn at the first update if the gradient does not depend on the reference.
+
+    Attributes:
+        beta_moves_gradient: the result of that check; None while there is none.
 
     Example:
         >>> from klgrad.trl import KLCallback
@@ -151,16 +202,20 @@ class KLCallback(TrainerCallback):
         exact: bool = False,
         reference: Model = None,
         log_rollouts: str | Path | None = None,
+        check_beta: bool = True,
     ) -> None:
         if every < 1:
             raise MeaningError("every >= 1", f"{every}", "write every=1 for each update")
-        self.every, self.exact, self.reference = every, exact, reference
+        self.every, self.exact, self.reference, self.check_beta = every, exact, reference, check_beta
+        self.beta_moves_gradient: bool | None = None
         self.files = None if log_rollouts is None else RolloutFiles(Path(log_rollouts))
         self._trainer: Any = None
         self._before: dict[str, object] = {}
         self._start: StartWeights | None = None
         self._passes: Passes | None = None
         self._window = Window()
+        self._pending: dict[str, float] = {}
+        self._is_checked = False
         self._held: list[Batch] = []
         self._generated_at: int | None = None
         self._is_due = False
@@ -198,12 +253,17 @@ class KLCallback(TrainerCallback):
             self._start = None  # frees the copy
         elif self._start is None:
             self._keep_late(reference, state)
+        if self._start is not None and trainer.accelerator.device.type == "cuda":
+            self._start.pin()
         self._passes = Passes(trainer, reference, self.exact)
         self._window, self._generated_at, self._is_due = Window(), None, False
         self._wrap(PREPARE, self._on_batch)
         self._wrap(LOG, self._on_log)
         if self._generates:
             self._wrap(GENERATE, self._on_generation)
+        if self.check_beta and isinstance(trainer, GRPOTrainer) and trainer.beta > 0:
+            self._is_checked = False
+            self._wrap(LOSS, self._on_loss)
         if state.global_step == 0 and 1 < state.max_steps <= self.every:
             self._warn(
                 f"expected a run of more than every={self.every} updates; received {state.max_steps}, of which only "
@@ -276,10 +336,46 @@ class KLCallback(TrainerCallback):
             held, self._held, self._is_due = self._held, [], False
             self._measure(self._trainer.state.global_step + 1, held)
 
+    def _on_loss(
+        self, loss: Callable[..., Tensor], model: Model, batch: Batch, *args: object, **kwargs: object
+    ) -> Tensor:
+        # Each process must have a token to train on. All look, or none: the loss exchanges metrics.
+        if not self._is_checked and self._trainer.model.training and self._of_all(bool(sampled_tokens(batch).any()))[0]:
+            self._is_checked = True
+            self._check_beta(lambda batch: loss(model, batch, *args, **kwargs), model, batch)
+        return loss(model, batch, *args, **kwargs)
+
+    def _check_beta(self, loss: Callable[[Batch], Tensor], model: Model, batch: Batch) -> None:
+        try:
+            moves = gradient_moves(self._trainer, loss, model, batch)
+        except Exception as error:  # too little memory, for example: the training goes on
+            if self._trainer.accelerator.num_processes > 1:
+                raise  # the others wait for this process within the loss
+            self._warn(f"whether beta moves the gradient is not known: {type(error).__name__}: {error}")
+            return
+        self.beta_moves_gradient = self._of_all(moves)[1]  # one process that sees a dependence is enough
+        self._pending["kl/beta_moves_gradient"] = float(self.beta_moves_gradient)
+        if not self.beta_moves_gradient:
+            self._warn(
+                f"expected a loss whose gradient depends on the reference, as beta={self._trainer.beta:g} declares; "
+                f"received the same gradient for another reference, from {type(self._trainer).__name__}.compute_loss; "
+                "remedy: the KL is left out of the loss although the reference is loaded and scored: add beta * "
+                "per_token_kl to the loss, or set beta=0, which saves the reference's memory and time. "
+                "KLCallback(check_beta=False) silences this"
+            )
+
+    def _of_all(self, x: bool) -> tuple[bool, bool]:
+        """Whether it holds on all processes, and whether on any."""
+        accelerator = self._trainer.accelerator
+        found = accelerator.gather(torch.tensor([int(x)], device=accelerator.device))
+        return bool(found.min()), bool(found.max())
+
     def _on_log(self, log: Callable[..., None], logs: dict[str, float], *args: object, **kwargs: object) -> None:
         """Add what is new since the last row to a row of training; a number of the trainer's own keeps its value."""
-        if not (self._window.is_empty or any(name.startswith("eval_") for name in logs)):
-            numbers, self._window = self._window.metrics(), Window()
+        if not any(name.startswith("eval_") for name in logs):
+            numbers, self._pending = self._pending, {}
+            if not self._window.is_empty:
+                numbers, self._window = {**numbers, **self._window.metrics()}, Window()
             logs.update({name: value for name, value in numbers.items() if name not in logs})
         log(logs, *args, **kwargs)
 
@@ -293,14 +389,13 @@ class KLCallback(TrainerCallback):
             local = self._passes(batches)
         except Exception as error:  # whatever it is, the training goes on
             failure = error
-        accelerator = self._trainer.accelerator
-        if not accelerator.gather(torch.tensor([int(failure is None)], device=accelerator.device)).min():
+        if not self._of_all(failure is None)[0]:
             self._warn_of(step, failure)  # one process that failed must not leave the others waiting for its numbers
             return
         assert local is not None
         try:
             of_the_sampler = all(SAMPLER_LOGP in batch for batch in batches)
-            self._record(step, [gather_rows(accelerator, each)[0] for each in local], of_the_sampler)
+            self._record(step, [gather_rows(self._trainer.accelerator, each)[0] for each in local], of_the_sampler)
         except Exception as error:  # the same on all processes, which have the same numbers
             self._warn_of(step, error)
 

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 
 import torch
 from torch import Tensor
@@ -25,7 +25,22 @@ from .scorer import (
     without_dropout,
 )
 
+# How much memory of a device a measurement may use.
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory that is free on a GPU, with what torch holds unused; 0 on a CPU, where it is not known."""
+    if device.type != "cuda":
+        return 0
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return torch.cuda.mem_get_info(device)[0] + unused
+
+
 # The reference of a run: a given model, the trainer's own, the policy without adapters, or the start weights.
+
+PINNED = 2**32
+"""Bytes of weights up to which their copy is kept in pinned memory, from which a GPU loads them several times faster.
+Pinned memory cannot be swapped out, and each tensor takes a power of 2 of it."""
 
 
 class StartWeights:
@@ -35,18 +50,26 @@ class StartWeights:
         trained = ((name, p) for name, p in model.named_parameters() if p.requires_grad)
         self._kept: dict[str, Tensor] = {name: p.detach().to("cpu", copy=True) for name, p in trained}
 
+    def pin(self) -> None:
+        """Move a copy of up to `PINNED` bytes into pinned memory, when it is known that a GPU will load it."""
+        if sum(x.nbytes for x in self._kept.values()) <= PINNED:
+            with suppress(RuntimeError):  # the system may limit how much memory can be pinned
+                self._kept.update({name: x.pin_memory() for name, x in self._kept.items()})
+
     @contextmanager
     def loaded(self, model: Model) -> Iterator[None]:
         """While the context lasts, the policy has its start weights; afterwards it has its own again, bit for bit.
 
         The weights are copied in place, so that what refers to their storage (optimizer, DDP) is not affected. The
-        policy's own wait on the CPU meanwhile.
+        policy's own wait on the device meanwhile if half of its free memory is enough, else on the CPU.
         """
         pairs = self._pairs(model)
-        values = [p.data.to("cpu", copy=True) for p, _ in pairs]
+        devices = {p.device for p, _ in pairs}
+        room = all(2 * sum(p.nbytes for p, _ in pairs if p.device == x) <= free_bytes(x) for x in devices)
+        values = [p.data.clone() if room else p.data.to("cpu", copy=True) for p, _ in pairs]
         try:
             for p, start in pairs:
-                p.data.copy_(start)
+                p.data.copy_(start, non_blocking=True)
             yield
         finally:
             for (p, _), value in zip(pairs, values, strict=True):
@@ -136,8 +159,9 @@ def _on_device(model: Model, device: torch.device) -> Iterator[None]:
 
 # Log-probs and exact KLs of completions by the policy and its reference, without an effect on the training.
 
-LOGITS = 2**29
-"""Bytes of logits in memory at once, unless one completion needs more."""
+LOGITS, MOST_LOGITS = 2**28, 2**31
+"""Bytes of logits in memory at once, unless one completion needs more: the first number on a CPU and on a full GPU, up
+to the second where a quarter of the free memory of a single GPU is enough. Fewer passes are faster on a GPU."""
 
 Columns = Json
 """(B, T) tensors of one micro-batch by role, or None, and (B,) the keys of its prompts under `group`."""
@@ -185,7 +209,7 @@ class Passes:
             {"logits_to_keep": batch.keep + 1} if "logits_to_keep" in inspect.signature(base.forward).parameters else {}
         )
         vocabulary = base.config.get_text_config().vocab_size
-        rows = max(1, LOGITS // (4 * vocabulary * (batch.keep + 1)))
+        rows = max(1, self._bytes_for_logits(batch.ids.device) // (4 * vocabulary * (batch.keep + 1)))
         logps = list[Tensor]()
         for ids, attention in zip(batch.ids.split(rows), batch.attention.split(rows), strict=True):
             with self._trainer.accelerator.autocast():
@@ -195,6 +219,11 @@ class Passes:
                 row = row.float() if self.temperature == 1 else row.float() / self.temperature
                 logps.append(row.gather(-1, tokens[:, None])[:, 0] - row.logsumexp(-1))
         return torch.stack(logps)
+
+    def _bytes_for_logits(self, device: torch.device) -> int:
+        """With several processes always the same: a pass may be a collective of all of them, as in FSDP."""
+        several = self._trainer.accelerator.num_processes > 1
+        return LOGITS if several else max(LOGITS, min(MOST_LOGITS, free_bytes(device) // 4))
 
     # Exact
 
