@@ -13,7 +13,7 @@ from trl import GRPOConfig, GRPOTrainer
 from klgrad import Rollout
 from klgrad.errors import MeaningError, RolloutError
 from klgrad.trl import KLConfig, KLTrainer
-from klgrad.trl.metrics import unbiased_kl
+from klgrad.trl.metrics import KL, LENGTH, unbiased_kl
 from klgrad.trl.scorer import merge_lone_rows, shuffle_groups
 
 pytestmark = pytest.mark.slow
@@ -306,6 +306,24 @@ def test_what_is_logged(tmp_path):
             assert f"{name}/{unit}" in last
             assert f"{name}/{unit}/standard_error" in last
     assert {"kl/coef", "length/mean", "entropy"} <= set(last)
+
+
+@pytest.mark.parametrize(
+    ("kl", "length", "times"),
+    [(1.0, 3.0, 1), (1.0, 5.0, 0), (3.0, 3.0, 0)],
+    ids=["both fall", "lengths hold", "the KL rises"],
+)
+def test_completions_that_collapse_while_the_kl_falls_are_warned_of_once(kl, length, times, tmp_path):
+    """The rows of a run that is resumed are those of its state."""
+    trainer = made(tmp_path)
+    trainer.state.log_history = [{"loss": 0.0}, {LENGTH: 8.0, KL: 2.0, "step": 1}]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            trainer.log({LENGTH: length, KL: kl})
+            trainer.log({"loss": 0.0})
+    told = [str(each.message) for each in caught if "have shrunk from 8 to 3 tokens" in str(each.message)]
+    assert len(told) == times
 
 
 @pytest.mark.parametrize(

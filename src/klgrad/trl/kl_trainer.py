@@ -46,7 +46,7 @@ from .compat import (
 )
 from .config import KLConfig, TRLObjective, resolve_config, teachers_of
 from .contract import avoid_cudnn_attention, check_contract
-from .metrics import KLMetrics
+from .metrics import LENGTH, KLMetrics, warn_of_collapse
 from .scorer import Scorer, gather_rows, shuffle_groups
 
 # The KL as parts of a loss: per token, for TRL to reduce, or summed.
@@ -315,7 +315,7 @@ class KLTrainer(GRPOTrainer):
             "beta": self.coefficient,
             "lag": self.lag_queue,
         }
-        self._capture, self._is_begun = PassCapture(), False
+        self._capture, self._is_begun, self._is_collapsed = PassCapture(), False, False
         self._last_sampled: Sampled | None = None
         self._evaluating = False
         self._restored: Json | None = None
@@ -556,6 +556,13 @@ class KLTrainer(GRPOTrainer):
         """Add numbers to those that TRL averages and logs next."""
         for name, value in metrics.items():
             self._metrics[mode][name].append(value)
+
+    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        """TRL's log, with one warning if completions become much shorter while the KL falls."""
+        super().log(logs, *args, **kwargs)
+        if LENGTH in logs and not self._is_collapsed:
+            first = next(row for row in self.state.log_history if LENGTH in row)
+            self._is_collapsed = warn_of_collapse(first, logs)
 
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
         """TRL's step. The report of the KL is computed while the device still runs the backward pass."""

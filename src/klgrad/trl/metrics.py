@@ -1,6 +1,7 @@
 """What is logged of the KL: one report per update or evaluation, or per logged row of a run that is only observed."""
 
 import math
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
@@ -11,6 +12,7 @@ from ..core.result import KLResult
 from ..core.rollout import Rollout
 from ..integrations import AdaptiveCoefficient, total_reverse_kl, weighted_k3
 from ..reports import KLSums, MismatchSums
+from ..support import Json
 from .compat import Mode
 from .config import TRLObjective
 
@@ -141,3 +143,18 @@ def unbiased_kl(objective: TRLObjective, rollout: Rollout) -> Tensor | float:
     weighting = objective.term.weighting if objective.term is not None else None
     whole = objective.top_k is None and rollout.token_reverse_kl is not None
     return total_reverse_kl(rollout, weighting, exact=whole)
+
+
+LENGTH, KL = "length/mean", "kl/reverse/k3/per_sequence"
+
+
+def warn_of_collapse(first: Json, last: Json) -> bool:
+    """Warn if completions have less than half of their first length and the KL fell too, by rows of a log."""
+    is_collapsed = last[KL] < first[KL] and last[LENGTH] < first[LENGTH] / 2
+    if is_collapsed:
+        warnings.warn(
+            f"completions have shrunk from {first[LENGTH]:.0f} to {last[LENGTH]:.0f} tokens while the KL fell: the "
+            "sequence-level KL is also lowered by ending early; lower the learning rate, or set kl_discount below 1",
+            stacklevel=2,
+        )
+    return is_collapsed
