@@ -98,7 +98,6 @@ def test_the_run_is_the_same_with_layers_that_overwrite_what_they_saved(tmp_path
     assert torch.equal(*ended)
 
 
-
 @pytest.mark.slow
 def test_every_form_of_the_reference_gives_the_kl_that_trl_reports(tmp_path):
     """TRL's `kl` is k3 per token of the same completions; with beta = 0 the same run has none."""
@@ -144,7 +143,6 @@ def test_free_memory_of_a_gpu_saves_passes_and_copies_and_changes_no_number(free
         SINGLE.check(found[name], expected[name])
     assert torch.equal(tiny.weights(trainer), before)
     assert trainer.model.get_input_embeddings().weight.data_ptr() == own
-
 
 
 @pytest.mark.parametrize("exact", [False, True])
@@ -245,7 +243,6 @@ def test_whether_beta_moves_the_gradient(kind, moves, tmp_path):
     plain = run(tmp_path / "without", kind=(kind, GRPOConfig), **settings)
     assert torch.equal(tiny.weights(plain), tiny.weights(found))
     assert tiny.logged(plain, "entropy") == tiny.logged(found, "entropy")  # the look leaves no metrics
-
 
 
 # Failures

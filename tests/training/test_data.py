@@ -4,12 +4,14 @@ import asyncio
 import json
 import math
 import re
+import sys
+import types
 import warnings
 from pathlib import Path
 
 import pytest
 
-from klgrad.errors import DataError, RewardError, SettingError, UnknownNameError
+from klgrad.errors import DataError, MissingExtraError, RewardError, SettingError, UnknownNameError
 from klgrad.training.data import (
     TASKS,
     checked_reward,
@@ -122,6 +124,7 @@ def test_another_choice_of_tasks():
         ({"task": "additon"}, UnknownNameError, "did you mean 'addition'"),
         ({"task": " , "}, SettingError, "at least one name"),
         ({"digits": 0}, SettingError, "`digits` >= 1"),
+        ({"task": "addition,reasoning-gym:x"}, SettingError, "one reward judges both"),
         ({"task": "addition", "eval_task": "my.jsonl"}, SettingError, "one reward judges both"),
         ({"task": "a.jsonl,b.jsonl"}, SettingError, "one dataset"),
         ({"reward": "missing.py:f"}, RewardError, "an existing Python file"),
@@ -248,6 +251,41 @@ def test_configuration_and_split_of_a_dataset(monkeypatch):
 def test_a_file_without_prompts(file):
     with pytest.raises(DataError, match=r"a column `prompt`; received .* with question"):
         loaded(RunConfig(task=file([{"question": "x"}])))
+
+
+def test_without_reasoning_gym_the_extra_is_named():
+    with pytest.raises(MissingExtraError, match=r"klgrad\[gym\]"):
+        loaded(RunConfig(task="reasoning-gym:chain_sum"))
+
+
+class Sums(list):
+    """A task of reasoning-gym: entries, and their verifier."""
+
+    def score_answer(self, answer, entry):
+        return 1.0 if answer == entry["answer"] else 0.01
+
+
+def test_reasoning_gym_by_name(monkeypatch):
+    """By a package of the same shape: the real one brings dozens of others."""
+    made = lambda name, seed, size: Sums(
+        {"question": f"{name} {i} + {seed}", "answer": str(i + seed)} for i in range(size)
+    )
+    monkeypatch.setitem(sys.modules, "reasoning_gym", types.SimpleNamespace(create_dataset=made))
+    settings = RunConfig(task="reasoning-gym:sum", train_size=8, eval_size=2)
+    data = data_of(settings, seed=7, conversational=False)
+    (held_out,) = data.evaluation
+    rows = sorted([*data.train, *held_out.rows], key=lambda row: row["entry"])
+    assert (held_out.name, held_out.domain, len(data.train)) == ("reasoning-gym:sum", "in", 8)
+    assert [row["prompt"] for row in rows] == [f"sum {i} + 7" for i in range(10)]
+    columns = {name: [row[name] for row in rows[:4]] for name in ("task", "entry")}
+    texts = ["7", " 8 ", "I think <answer>9</answer>", "<answer> 1 </answer>"]
+    assert data.rewards[0](completions=texts, **columns) == [1.0, 1.0, 1.0, 0.01]
+    settings.eval_task = "reasoning-gym:other, reasoning-gym:sum"
+    sets = data_of(settings, seed=7, conversational=False).evaluation
+    assert {s.name: (s.domain, s.rows[0]["prompt"].split()[0]) for s in sets} == {
+        "reasoning-gym:sum": ("in", "sum"),
+        "reasoning-gym:other": ("out", "other"),
+    }
 
 
 # Rewards that are no numbers are found before training; the error names the function.

@@ -2,6 +2,7 @@
 
 import asyncio
 import glob
+import importlib
 import inspect
 import json
 import math
@@ -18,6 +19,7 @@ from ..audit.subject import find
 from ..errors import (
     DataError,
     LossImportError,
+    MissingExtraError,
     RewardError,
     SettingError,
     UnknownNameError,
@@ -262,6 +264,36 @@ def _rows_of(name: str, config: str | None, split_name: str) -> list[Json]:
     return [dict(row) for row in dataset]
 
 
+# Tasks of reasoning-gym by name, each scored by its own verifier.
+
+GYM = "reasoning-gym:"
+
+
+def _from_gym(settings: RunConfig, names: list[str], evaluated: list[str] | None, seed: int) -> Sources:
+    """Generate questions, and hold some of each task out; tasks that are only in `evaluated` are out of domain."""
+    try:
+        gym: Any = importlib.import_module("reasoning_gym")
+    except ImportError as error:
+        raise MissingExtraError("reasoning-gym", "no such package", "pip install 'klgrad[gym]'") from error
+    size, wanted = settings.train_size + settings.eval_size, evaluated or names
+    tasks = {n: gym.create_dataset(n.removeprefix(GYM), seed=seed, size=size) for n in dict.fromkeys(names + wanted)}
+    rows, sets = list[Json](), list[EvaluationSet]()
+    for name, entries in tasks.items():
+        made = [{"prompt": e["question"], "task": name, "entry": i} for i, e in enumerate(entries)]
+        trained, held_out = split(made, settings.eval_size)
+        if name in names:
+            rows += trained
+        if name in wanted:
+            sets.append(EvaluationSet(name, "in" if name in names else "out", held_out))
+
+    def solved(completions: list[Completion], task: list[str], entry: list[int], **_: object) -> list[float]:
+        """Score the text between answer tags, or all of it, with the task's verifier."""
+        texts = (text_of(each).rpartition("<answer>")[2].partition("</answer>")[0].strip() for each in completions)
+        return [float(tasks[n].score_answer(x, tasks[n][i])) for x, n, i in zip(texts, task, entry, strict=True)]
+
+    return rows, sets, [solved]
+
+
 # Built-in tasks: arithmetic questions with answers that can be checked.
 
 TRIES = 200
@@ -356,7 +388,7 @@ def tasks_of(names: list[str]) -> list[ArithmeticTask]:
         elif name in TASKS:
             tasks.append(TASKS[name])
         else:
-            raise UnknownNameError("task", name, [*TASKS, ARITHMETIC, "FILE.jsonl"])
+            raise UnknownNameError("task", name, [*TASKS, ARITHMETIC, "reasoning-gym:NAME", "FILE.jsonl"])
     return tasks
 
 
@@ -389,7 +421,7 @@ def _row(task: ArithmeticTask, question: Question) -> Json:
     return {"prompt": question[0], "answer": str(question[1]), "task": task.name}
 
 
-# The data of a run, from its settings: built-in tasks, or a dataset of prompts.
+# The data of a run, from its settings: built-in tasks, reasoning-gym by name, or a dataset of prompts.
 
 
 @dataclass(frozen=True)
@@ -409,7 +441,7 @@ def data_of(settings: RunConfig, seed: int, *, conversational: bool) -> Data:
     from datasets import Dataset
 
     names, evaluated = _names(settings)
-    rows, sets, rewards = (_from_dataset if is_dataset(names[0]) else _built_in)(settings, names, evaluated, seed)
+    rows, sets, rewards = _kind(names[0])(settings, names, evaluated, seed)
     rows = without(rows, [row for task in sets for row in task.rows])
     if not rows:
         raise DataError(
@@ -437,20 +469,24 @@ def data_of(settings: RunConfig, seed: int, *, conversational: bool) -> Data:
 
 
 def has_reward(settings: RunConfig) -> bool:
-    return settings.reward is not None or not is_dataset(_names(settings)[0][0])
+    return settings.reward is not None or _kind(_names(settings)[0][0]) is not _from_dataset
 
 
 def _names(settings: RunConfig) -> tuple[list[str], list[str] | None]:
     """Names to train on, and to evaluate on if `eval_task` is given, without repetition; all of one kind."""
     names = _listed(settings.task)
     evaluated = None if settings.eval_task is None else list(dict.fromkeys(_listed(settings.eval_task)))
-    if len({is_dataset(name) for name in (*names, *(evaluated or []))}) > 1:
+    if len({_kind(name) for name in (*names, *(evaluated or []))}) > 1:
         raise SettingError(
-            "datasets, or built-in tasks, for `task` and `eval_task`: one reward judges both",
+            "built-in tasks, tasks of reasoning-gym, or datasets for `task` and `eval_task`: one reward judges both",
             ", ".join([*names, *(evaluated or [])]),
             "leave `eval_task` out for held-out prompts of the task, or write datasets of prompts for both",
         )
     return names, evaluated
+
+
+def _kind(name: str) -> Callable[[RunConfig, list[str], list[str] | None, int], Sources]:
+    return _from_gym if name.startswith(GYM) else _from_dataset if is_dataset(name) else _built_in
 
 
 def _listed(names: str) -> list[str]:

@@ -207,8 +207,8 @@ class RunConfig:
     task: str = _setting(
         "arithmetic",
         "What to train on: `arithmetic`, or some of its tasks, separated by commas (addition, subtraction, "
-        "multiplication, maximum, word-problems); or a dataset with a `prompt` column (a JSON, JSONL or Parquet "
-        "file, a folder, or a name on the hub).",
+        "multiplication, maximum, word-problems); `reasoning-gym:NAME`; or a dataset with a `prompt` column (a "
+        "JSON, JSONL or Parquet file, a folder, or a name on the hub).",
     )
     eval_task: str | None = _setting(
         None, "What to evaluate on. Default: held-out prompts; those of all tasks for built-in ones."
