@@ -3,12 +3,13 @@
 import json
 import math
 import random
+from dataclasses import replace
 
 import numpy
 import pytest
 import torch
 
-from klgrad.errors import MeaningError
+from klgrad.errors import MeaningError, SettingError
 from klgrad.support import finite
 from klgrad.training.evaluate import SAMPLES, apart_from_rng as apart, mean_reward
 from klgrad.training.report import score
@@ -127,15 +128,33 @@ def test_a_model_is_at_0_from_itself_and_away_from_another(trainer):
 def test_greedy_is_the_likeliest(trainer):
     made, evaluator = trainer()
     rows = evaluator.sets[0].rows
-    prompts, completions = (
-        tokenize_prompts(made, [row["prompt"] for row in rows]),
-        evaluator.sample(made, rows, greedily=True),
-    )
+    prompts = tokenize_prompts(made, [row["prompt"] for row in rows])
+    completions = evaluator.sample(made, rows, greedily=True)
     for prompt, completion in zip(prompts, completions, strict=True):
         ids = torch.tensor([[*prompt, *completion]])
         likeliest = made.model(ids, use_cache=False).logits[0, len(prompt) - 1 : -1].argmax(-1)
         assert likeliest.tolist() == completion
     assert made.generation_config.do_sample
+
+
+@pytest.mark.slow
+def test_greedy_decoding_is_reported_beside_sampling_and_changes_none_of_it(trainer):
+    made, evaluator = trainer()
+    alone, both = evaluator(made), replace(evaluator, greedy=True)(made)
+    greedy = {name: both["sets"].pop(name) for name in list(both["sets"]) if name.endswith(", greedy")}
+    assert both == alone
+    for task in evaluator.sets:
+        right = evaluator.scores(made, task.rows, evaluator.sample(made, task.rows, greedily=True))
+        assert greedy[f"{task.name}, greedy"] == {"domain": task.domain, **mean_reward(right)}
+
+
+@pytest.mark.slow
+def test_a_greedy_run(run, tmp_path):
+    text = run("train", tmp_path / "run", eval_greedy=True, max_steps=1)[1]
+    assert "addition (in-domain, 4)" in text
+    assert "addition, greedy (in-domain, 4)" in text
+    with pytest.raises(SettingError, match="`eval_greedy` without `use_vllm`"):
+        run("train", tmp_path / "other", eval_greedy=True, use_vllm=True)
 
 
 @pytest.mark.slow

@@ -42,7 +42,8 @@ def test_a_run_is_what_its_comments_say(name):
     assert f"= {completions} completions an update: {completions // training.num_generations} prompts of 8" in text
     assert training.use_vllm
     assert training.vllm_mode == ("server" if "nodes" in name else "colocate")
-    assert f"--config_file examples/{launcher}.yaml" in text
+    if settings.run.accelerate_config is not None:
+        assert Path(settings.run.accelerate_config).stem == launcher
     assert yaml.safe_load(text)["bf16"] is True
     assert callable(load_reward(settings.run.reward))
     assert is_dataset(settings.run.task)
@@ -56,7 +57,7 @@ def test_the_distillation_is_what_its_comments_say():
     assert notes(training) == []
     completions = 8 * training.per_device_train_batch_size * training.gradient_accumulation_steps
     assert f"= {completions} completions an update: {completions // training.num_generations} prompts of 2" in text
-    assert "--config_file examples/accelerate-fsdp2.yaml" in text
+    assert Path(settings.run.accelerate_config or "").stem == "accelerate-fsdp2"
     assert is_dataset(settings.run.task)
 
 

@@ -21,7 +21,10 @@ from typer.testing import CliRunner
 
 from klgrad.cli import app
 from klgrad.errors import KernelInputError, KlgradError, MeaningError, ModelError, RunError, SettingError
+from klgrad.training import settings
+from klgrad.training.build import Models
 from klgrad.training.checkpoint import checkpoints, is_complete, last_complete
+from klgrad.training.report import model_card
 from klgrad.training.run import (
     KNOWN,
     LIBRARIES,
@@ -31,6 +34,7 @@ from klgrad.training.run import (
     refusal,
 )
 from klgrad.training.run_folder import History
+from klgrad.training.settings import parse
 
 pytestmark = [pytest.mark.filterwarnings("ignore")]
 
@@ -87,6 +91,29 @@ def test_a_run_leaves_everything_and_says_so(command, runs):
     assert "KL, nats per token" in output
     for noise in ("it/s", "Warning", "{'loss'", "Loading weights"):
         assert noise not in output
+
+
+@pytest.mark.parametrize(("command", "kl"), [("train", "E[reward] - 0.05 KL(π‖ref)"), ("distill", "-1 KL(π‖ref)")])
+def test_the_model_card_names_the_base_model_and_the_kl(command, kl, runs, model):
+    base, _ = runs
+    reference = "the base model" if command == "train" else model
+    for name in ("README.md", "model/README.md"):
+        card = (base / command / name).read_text(encoding="utf-8")
+        assert f"- base model: {model}" in card
+        assert f"- reference of the KL: {reference}\n" in card
+        assert f"- maximises: {kl}\n" in card
+        assert "- gradient of the KL: ∇ KL(π‖ref)" in card
+        assert "base_model" not in card  # which is for names on the hub
+
+
+@pytest.mark.parametrize(
+    ("name", "base"),
+    [("smollm2:20", "HuggingFaceTB/SmolLM2-135M-Instruct"), ("Qwen/Qwen2.5", "Qwen/Qwen2.5")],
+)
+def test_the_base_model_for_the_hub(name, base):
+    card = model_card(parse("train", ["--use_cpu"]), Models(name, "", {}, {}))
+    assert f"\nbase_model: {base}\n" in card
+    assert f"- base model: {name}" in card
 
 
 @pytest.mark.slow
@@ -174,17 +201,49 @@ def test_the_short_help_has_the_names_and_defaults_of_the_parser(command):
 
 
 # Several processes
+
+
+def test_several_processes_are_the_same_command_through_accelerate(monkeypatch):
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    started, given = [], ["--num_processes", "2", "--kl_coef=0.5", "--quick", "--use_cpu"]
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    monkeypatch.setattr(os, "execv", lambda path, words: started.append(words) or sys.exit())
+    assert invoke("train", *given).exit_code == 0
+    assert started[0][:3] == [sys.executable, "-m", "accelerate.commands.launch"]
+    assert "--num_processes=2" in started[0]
+    assert started[0][started[0].index("klgrad") :] == ["klgrad", "train", *given]
+    assert settings.LAUNCHED in os.environ
+    assert settings.launch_command("train", given) is None
+
+
+def test_a_configuration_of_accelerate_is_launched_with(tmp_path, monkeypatch):
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    (tmp_path / "run.yaml").write_text("accelerate_config: examples/accelerate-fsdp2.yaml\n")
+    words = settings.launch_command("train", ["--config", str(tmp_path / "run.yaml")])
+    assert words is not None
+    assert words[3:5] == ["--config_file", "examples/accelerate-fsdp2.yaml"]
+
+
+FOUR = ("--per_device_train_batch_size=2", "--gradient_accumulation_steps=1", "--num_generations=8", "--use_cpu")
+"""A batch that only four processes together can fill."""
+
+
+def test_what_fits_only_several_processes_is_left_to_them(monkeypatch):
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    assert settings.launch_command("train", ["--num_processes=4", *FOUR])
+    assert "divisible by num_generations" in str(invoke("train", *FOUR).exception)
+    # Errors that do not depend on the other processes are raised before these are started.
+    assert "did you mean 'kl_coef'" in str(invoke("train", "--num_processes=4", "--kl_coff=1").exception)
+
+
 @pytest.mark.many
 @pytest.mark.slow
-def test_two_processes_train_and_write_one_run(model, tmp_path, monkeypatch):
-    settings = {**SMALL, "model": model, "output_dir": tmp_path / "run", "max_steps": 2}
+def test_two_processes_train_and_write_one_run(model, tmp_path):
+    given = {**SMALL, "model": model, "output_dir": tmp_path / "run", "max_steps": 2, "num_processes": 2}
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
     environment.pop("LOCAL_RANK", None)
-    # accelerate starts several processes on a CPU where it takes it for several GPUs.
-    two = ["--num_processes=2", "--num_machines=1", "--mixed_precision=no", "--dynamo_backend=no", "--multi_gpu"]
-    launch = [sys.executable, "-m", "accelerate.commands.launch", *two]
-    given = [*launch, "-m", "klgrad", "train", *arguments(**settings)]
-    done = subprocess.run(given, env=environment, capture_output=True, text=True, timeout=170, check=False)
+    words = [sys.executable, "-m", "klgrad", "train", *arguments(**given)]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=170, check=False)
     assert done.returncode == 0, done.stderr
     rows = [json.loads(line) for line in (tmp_path / "run" / "history.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows if "evaluation" not in row] == [1, 2]

@@ -1,7 +1,9 @@
 """`klgrad train`, `klgrad distill` and `klgrad compare`."""
 
 import importlib.util
+import os
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -43,6 +45,8 @@ SECTIONS: dict[str, tuple[HelpRow, ...]] = {
         HelpRow("resume", "Continue the run in output_dir"),
         HelpRow("overwrite", "Replace the run in output_dir"),
         HelpRow("weights_only", "Remove the checkpoints of a finished run"),
+        HelpRow("num_processes", "More than 1 are started by accelerate", "1"),
+        HelpRow("accelerate_config", "Configuration of accelerate to launch with"),
     ),
     "Data and evaluation": (
         HelpRow("task", "Built-in task, or dataset with a `prompt` column", "arithmetic"),
@@ -50,6 +54,7 @@ SECTIONS: dict[str, tuple[HelpRow, ...]] = {
         HelpRow("eval_task", "What to evaluate on, if not held-out prompts"),
         HelpRow("eval_size", "Held-out prompts of each task", "64"),
         HelpRow("eval_every", "Updates between evaluations", "20"),
+        HelpRow("eval_greedy", "Evaluate with greedy decoding too"),
         HelpRow("dataset_split", "Split of the dataset to train on", "train"),
     ),
     "The model": (
@@ -129,7 +134,7 @@ USAGE = {
 
 
 def train_or_distill(command: str, arguments: list[str]) -> None:
-    """Parse, train, and exit with the status of the run."""
+    """Parse, launch if several processes are asked for, train, and exit with the status of the run."""
     if "--help" in arguments or "-h" in arguments:
         stdout().print(_help(command))
         return
@@ -140,11 +145,18 @@ def train_or_distill(command: str, arguments: list[str]) -> None:
 
         stdout().print(Text(Parser(command).format_help()))
         return
+    from ..integrations import lend
     from ..training.run import run
-    from ..training.settings import parse
+    from ..training.settings import LAUNCHED, described_processes, launch_command, parse
+    from ..trl import KLConfig
 
+    if words := launch_command(command, arguments):
+        os.environ[LAUNCHED] = "1"
+        os.execv(words[0], words)
+    planned = described_processes(command, arguments)
     try:
-        status = run(parse(command, arguments), stdout(), stderr())
+        with lend(KLConfig, world_size=planned) if planned else nullcontext():
+            status = run(parse(command, arguments), stdout(), stderr())
     except KeyboardInterrupt:  # before training has begun, when there is nothing to save
         status = INTERRUPTED
     if status:

@@ -55,6 +55,8 @@ def _check(settings: RunSettings) -> None:
             "none",
             "name the model that has this revision; it does not apply to a teacher",
         )
+    if settings.training.use_vllm and settings.run.eval_greedy:
+        raise SettingError("`eval_greedy` without `use_vllm`", "both", "leave one out: vLLM's sampling is fixed")
     if settings.rewarded and not has_reward(settings.run):
         raise SettingError(
             "a reward for a dataset of prompts",
@@ -84,7 +86,7 @@ def build(settings: RunSettings, models: Models) -> tuple[RunTrainer, Evaluator]
     trainer.remove_callback(PrinterCallback)
     trainer.task_rewards = {reward.__name__: weight for reward, weight in zip(trained, weights, strict=False)}
     comparison = TeacherComparison(list(models.teachers)) if settings.command == "distill" else None
-    return trainer, Evaluator(data.evaluation, rewards, weights, training.seed, comparison)
+    return trainer, Evaluator(data.evaluation, rewards, weights, training.seed, settings.run.eval_greedy, comparison)
 
 
 def _trainer(settings: RunSettings, models: Models, tokenizer: Any, data: Data, rewards: list[Reward]) -> RunTrainer:

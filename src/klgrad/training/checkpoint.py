@@ -75,11 +75,13 @@ class RunTrainer(KLTrainer):
 
     Attributes:
         task_rewards: weights of the reward functions by name, without that of the KL.
+        card: the model card, for `README.md`.
         after_update: called after each update, once it has been logged and, if due, saved.
     """
 
     train_sampler: Any = None
     task_rewards: dict[str, float]
+    card: str = ""
     after_update: Sequence[Callable[[], None]] = ()
 
     def _get_train_sampler(self, *args: object, **kwargs: object) -> object:
@@ -109,6 +111,8 @@ class RunTrainer(KLTrainer):
         self._remove(partial)
         try:
             self.save_model(str(partial))
+            if self.args.should_save:
+                write_whole(partial / "README.md", self.card)
             self.accelerator.wait_for_everyone()
         except Exception:
             self._remove(partial, wait=False)
@@ -120,6 +124,11 @@ class RunTrainer(KLTrainer):
             os.replace(partial, folder)
             shutil.rmtree(old, ignore_errors=True)
         self.accelerator.wait_for_everyone()
+
+    def create_model_card(self, *args: object, **kwargs: object) -> None:
+        """Write the card to the output folder; called with every checkpoint, and before a push to the hub."""
+        if self.args.should_save:
+            write_whole(self.folder / "README.md", self.card)
 
     def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
         super()._maybe_log_save_evaluate(*args, **kwargs)

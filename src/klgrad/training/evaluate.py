@@ -63,6 +63,7 @@ class Evaluator:
         rewards: reward functions; empty for distillation without a verifier.
         weights: one for each reward.
         seed: of the samples.
+        greedy: report the rewards of greedy decoding too, as a set of its own for each task.
         comparison: with the teachers of a distillation; None for others.
     """
 
@@ -70,6 +71,7 @@ class Evaluator:
     rewards: list[Reward]
     weights: list[float]
     seed: int
+    greedy: bool = False
     comparison: "TeacherComparison | None" = None
 
     @property
@@ -100,7 +102,7 @@ class Evaluator:
     def _evaluate(self, trainer: KLTrainer, advanced: Callable[[int], None]) -> Json:
         sums, scores, sets, samples = KLSums(), {"in": [], "out": []}, {}, []
         for task in self.sets:
-            rewards, texts = self._scores(trainer, task, sums, advanced)
+            rewards, greedy, texts = self._scores(trainer, task, sums, advanced)
             firsts = zip(task.rows, texts, rewards or [None] * len(texts), strict=False)
             samples += [
                 {"set": task.name, "prompt": row["prompt"], "completion": text, "reward": reward}
@@ -109,6 +111,8 @@ class Evaluator:
             if rewards:
                 scores[task.domain] += rewards
                 sets[task.name] = {"domain": task.domain, **mean_reward(rewards)}
+            if greedy:
+                sets[f"{task.name}, greedy"] = {"domain": task.domain, **mean_reward(greedy)}
         report = sums.report()
         domains = {name: mean_reward(values) for name, values in scores.items() if values}
         length = float(report.scalars["length/mean"])
@@ -116,12 +120,13 @@ class Evaluator:
 
     def _scores(
         self, trainer: KLTrainer, task: EvaluationSet, sums: KLSums, advanced: Callable[[int], None]
-    ) -> tuple[list[float], list[str]]:
-        """Rewards and first completions of one set, batch by batch; every process evaluates its share of each batch.
+    ) -> tuple[list[float], list[float], list[str]]:
+        """Rewards, those of greedy decoding if wanted, and first completions of one set.
 
+        Batch by batch; every process evaluates its share of each batch.
         The completions are those of this process: in the main process, of the first prompts.
         """
-        rewards, texts = [], []
+        rewards, greedy, texts = [], [], []
         for rows in steps(trainer, task):
             local = share(rows, trainer.accelerator)
             completions = self.sample(trainer, local)
@@ -129,9 +134,11 @@ class Evaluator:
                 self.comparison.kept.setdefault((STUDENT, task.name, False), []).append(completions)
             texts = texts or decode(trainer, completions[:SAMPLES])
             rewards += self.scores(trainer, local, completions)[: len(rows)]
+            if self.greedy:
+                greedy += self.scores(trainer, local, self.sample(trainer, local, greedily=True))[: len(rows)]
             sums.add(rollout(trainer, local, completions, len(rows)))
             advanced(len(rows))
-        return rewards, texts
+        return rewards, greedy, texts
 
     def sample(
         self, trainer: KLTrainer, rows: list[Json], column: str = "prompt", *, greedily: bool = False

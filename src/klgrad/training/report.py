@@ -1,4 +1,4 @@
-"""What a run prints: its objective, a dry run, messages, and its results."""
+"""What a run prints and writes: its objective, a dry run with its memory, messages, its results and its card."""
 
 import math
 from dataclasses import replace
@@ -9,11 +9,14 @@ import torch
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
+from trl.trainer.utils import get_peft_config
 
 from ..audit import AuditResult, audit
 from ..audit.sentences import summary
 from ..frameworks.trl import audited_settings, declared
 from ..integrations import needs_no_weights
+from ..kernels import make_plan
+from ..models import EMBEDDED, SOURCE
 from ..support import Json, text_table
 from ..trl import KLConfig
 from ..trl.config import notes, stale
@@ -137,13 +140,15 @@ def _ratio(training: KLConfig) -> str:
 
 
 def describe(settings: RunSettings, models: Models) -> RenderableType:
-    parts = {
-        "Maximises": objective_lines(settings),
-        "What its KL descends: the trainer's own loss, taken apart": audit_lines(settings.training),
-        "Trains": [f"{models.name}, {amount(settings.training)}"],
-    }
-    titled = [[Text(title, style="bold"), *(Text(f"  {line}") for line in lines)] for title, lines in parts.items()]
-    return Group(*titled[0], "", *titled[1], "", *titled[2])
+    return Group(
+        Text("Maximises", style="bold"),
+        *(Text(f"  {line}") for line in objective_lines(settings)),
+        "",
+        Text("What its KL descends: the trainer's own loss, taken apart", style="bold"),
+        *(Text(f"  {line}") for line in audit_lines(settings.training)),
+        "",
+        text_table((Text(name, style="bold"), value) for name, value in facts(settings, models).items()),
+    )
 
 
 def objective_lines(settings: RunSettings) -> list[str]:
@@ -163,6 +168,76 @@ def amount(training: Any) -> str:
         f"on {training.world_size} processes" if training.world_size > 1 else "",
     ]
     return ", ".join(filter(None, parts))
+
+
+def facts(settings: RunSettings, models: Models) -> dict[str, str]:
+    training: Any = settings.training
+    beta, reference = f"{training.kl_coef:g}", " and ".join(models.teachers) or "the model as it starts"
+    if training.kl_target is not None:
+        beta += f" at first, adapted to {training.kl_target:g} nats per {training.kl_target_unit}"
+    if training.sync_ref_model:
+        reference += f", moved towards the policy every {training.ref_model_sync_steps} updates"
+    needed = memory(settings, models)
+    sizes = [f"{name} {in_units(size)}" for name, size in needed.items() if size]
+    return {
+        "model": models.name,
+        "reference": reference,
+        "placement": f"in the {training.kl_placement}",
+        "β": beta,
+        "trains": amount(training),
+        "memory": f"{in_units(sum(needed.values()))} without activations: {', '.join(sizes)}",
+    }
+
+
+def memory(settings: RunSettings, models: Models) -> dict[str, float]:
+    """Bytes of all processes together, with each model counted once; vLLM allocates its own.
+
+    (`accelerate estimate-memory` knows one model of the hub, and no adapters, sampling or exact KL.)
+    """
+    training, policy = settings.training, settings.policy
+    args: Any = training  # TRL has replaced every None that is multiplied here
+    kind = {"bfloat16": torch.bfloat16, "float16": torch.float16}.get(str(policy.dtype), torch.float32)
+    model = _empty(models.path, models.load_options)
+    config, weights = model.config.get_text_config(), sum(p.numel() for p in model.parameters())
+    others = [_empty(path, {"trust_remote_code": args.trust_remote_code}) for path in models.teachers.values()]
+    reference = sum(p.numel() for each in others for p in each.parameters())
+    if adapters := get_peft_config(policy):
+        from peft import get_peft_model
+
+        model = get_peft_model(model, adapters)
+    elif not others:
+        reference = weights
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad) * kind.itemsize
+    width = 4 if policy.load_in_4bit else 8 if policy.load_in_8bit else 8 * kind.itemsize
+    sizes = {"policy": weights * width / 8, "gradients": trained, "AdamW": 2 * trained}
+    sizes["reference"] = reference * kind.itemsize
+    if not args.use_vllm:
+        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        tokens = args.generation_batch_size * args.max_completion_length
+        sizes["keys and values"] = tokens * config.num_hidden_layers * 2 * heads * head * kind.itemsize
+    if training.objective.exact:
+        tokens = args.per_device_train_batch_size * args.max_completion_length
+        plan = make_plan(tokens, config.vocab_size, kind, paired=True, budget=args.kl_memory << 20)
+        sizes["exact KL"] = (plan.tile_bytes + plan.kept_bytes) * args.world_size
+    return sizes
+
+
+def _empty(model: str, how: Json) -> Any:
+    """A model without weights."""
+    from accelerate import init_empty_weights
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.from_pretrained(model, **how)
+    with init_empty_weights():
+        empty = AutoModelForCausalLM.from_config(config, trust_remote_code=how["trust_remote_code"])
+    empty.tie_weights()  # otherwise a shared head is counted twice
+    return empty
+
+
+def in_units(count: float) -> str:
+    """MiB, or GiB from one GiB on."""
+    return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.3g} MiB"
 
 
 # Sentences about a run: what is saved when it stops, and what it has left.
@@ -274,3 +349,30 @@ def format_estimate(row: Json) -> str:
 def _mean(values: list[float | None]) -> float | None:
     numbers = [x for x in values if x is not None]
     return sum(numbers) / len(numbers) if numbers else None
+
+
+# The model card of a run.
+
+
+def model_card(settings: RunSettings, models: Models) -> str:
+    """`README.md` of a run: its base model, for the hub too, its reference and its KL."""
+    base, run = models.name.partition(":")[0], settings.run
+    base = SOURCE if base == EMBEDDED else base
+    on_hub = base.count("/") == 1 and not Path(base).exists()
+    rewards = f", reward {run.reward}" if run.reward else ""
+    return "\n".join(
+        [
+            "---",
+            "library_name: transformers",
+            *([f"base_model: {base}"] if on_hub else []),
+            "tags: [klgrad, trl, grpo]",
+            "---\n",
+            f"# {Path(str(settings.training.output_dir)).name}\n",
+            f"Trained by `klgrad {settings.command}`, on TRL's GRPOTrainer.\n",
+            f"- base model: {models.name if base in models.name else f'{models.name} ({base})'}",
+            f"- reference of the KL: {' and '.join(models.teachers) or 'the base model'}",
+            f"- maximises: {objective(settings)}",
+            *(f"- {line}" for line in filter(None, [f"gradient of the KL: {formula(settings)}", scaling(settings)])),
+            f"- trained on: {run.task}{rewards}\n",
+        ]
+    )

@@ -32,6 +32,7 @@ from .report import (
     format_estimate,
     formula,
     how_to_continue,
+    model_card,
     objective,
     objective_lines,
     scaling,
@@ -338,6 +339,7 @@ class _Run:
             self.err.print(Text(line, style="dim"))
 
     def _train(self, trainer: RunTrainer, evaluator: Evaluator, checkpoint: Path | None) -> int:
+        trainer.card = model_card(self.settings, self.models)
         if self.main:
             self._begin(checkpoint)
         self.recorder = Recorder(trainer, self.history, evaluator, self.settings.run.eval_every, self.err)

@@ -1,8 +1,10 @@
-"""Settings of a run: command line, file, preset and recorded run, checked."""
+"""Settings of a run: command line, file, preset and recorded run, checked; and the processes that it asks for."""
 
 import argparse
 import json
+import os
 import shlex
+import sys
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -225,6 +227,7 @@ class RunConfig:
     train_size: int = _setting(2048, "Number of training questions of a built-in task.")
     eval_size: int = _setting(64, "Number of held-out prompts of each task.")
     eval_every: int = _setting(20, "Updates between evaluations; 0 evaluates only before and after training.")
+    eval_greedy: bool = _setting(False, "Evaluate with greedy decoding too, beside sampling as in training.")
     dataset_config: str | None = _setting(None, "Configuration of a dataset on the hub.")
     dataset_split: str = _setting("train", "Split of the dataset to train on.")
     dataset_eval_split: str | None = _setting(None, "Split of the dataset to evaluate on. Default: `dataset_split`.")
@@ -237,9 +240,13 @@ class RunConfig:
     weights_only: bool = _setting(
         False, "Remove the checkpoints of a finished run; --resume cannot make it longer then."
     )
+    num_processes: int = _setting(1, "Number of processes; more than 1 are started by `accelerate launch`.")
+    accelerate_config: str | None = _setting(
+        None, "Configuration file of accelerate (FSDP, DeepSpeed, several nodes) to launch with."
+    )
 
     def __post_init__(self) -> None:
-        least = {"digits": 1, "train_size": 1, "eval_size": 0, "eval_every": 0}
+        least = {"digits": 1, "train_size": 1, "eval_size": 0, "eval_every": 0, "num_processes": 1}
         for name, bound in least.items():
             if getattr(self, name) < bound:
                 received = f"{getattr(self, name)}"
@@ -332,7 +339,7 @@ class Parser(TrlParser):
 
 # Read settings from the command line, a YAML file and a preset. An unknown name is an error with similar names.
 
-NOT_RECORDED = frozenset({"resume", "dry_run", "overwrite", "output_dir"})
+NOT_RECORDED = frozenset({"resume", "dry_run", "overwrite", "output_dir", "num_processes", "accelerate_config"})
 """Settings of one call, which a resumed run does not inherit."""
 
 
@@ -345,8 +352,7 @@ def parse(command: str, arguments: list[str]) -> RunSettings:
         >>> parse("train", ["--quick", "--kl_coef", "0.1"]).training.kl_coef
         0.1
     """
-    parser = Parser(command)
-    values = _read(parser, command, arguments)
+    parser, values = read(command, arguments)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", MeaningWarning)  # the start of a run and --dry-run print the same
@@ -362,10 +368,10 @@ def parse(command: str, arguments: list[str]) -> RunSettings:
     return RunSettings(command, run, training, policy, recorded)  # pyright: ignore[reportArgumentType]
 
 
-def _read(parser: Parser, command: str, arguments: list[str]) -> Json:
+def read(command: str, arguments: list[str]) -> tuple[Parser, Json]:
     """Values by name, not yet checked together: from the command line, a file, `run.json` or a preset."""
+    parser, file = Parser(command), dict[str, Any]()
     given, unknown = parser.read(arguments)
-    file: Json = {}
     if "config" in given:
         file = parser.name(_read_file(given.pop("config")), "the configuration file")
         given = parser.convert(file) | given
@@ -381,7 +387,7 @@ def _read(parser: Parser, command: str, arguments: list[str]) -> Json:
     if unknown:
         names = [name for name in unknown if name.startswith("-")] or unknown
         raise UnknownNameError("setting", names[0].lstrip("-").split("=")[0], {*parser.actions, *ALIASES})
-    return base | given
+    return parser, base | given
 
 
 def _read_file(path: str) -> dict[object, object]:
@@ -407,3 +413,30 @@ def term_of(values: Json) -> KLTerm:
             "`kl` as the name of a KLTerm", f"{spec}, a {type(term).__name__}", "write KLTerm(...) there"
         )
     return term
+
+
+# Several processes, by `accelerate launch`. Each parses for itself, since checks depend on the number of processes.
+
+LAUNCHED = "KLGRAD_LAUNCHED"
+"""Set in the environment of processes that were launched."""
+
+
+def described_processes(command: str, arguments: list[str]) -> int | None:
+    """How many processes a dry run describes, which starts none; None if it does not say."""
+    _, values = read(command, arguments)
+    config, number = values.get("accelerate_config"), values.get("num_processes")
+    known = _read_file(config) if config and not number else {}
+    return values.get("dry_run") and (number or known.get("num_processes"))
+
+
+def launch_command(command: str, arguments: list[str]) -> list[str] | None:
+    """The command with `accelerate launch` before it; None if this process is to train, or only to describe."""
+    _, values = read(command, arguments)
+    config, number = values.get("accelerate_config"), values.get("num_processes", 1)
+    if values.get("dry_run") or not (config or number > 1) or {LAUNCHED, "LOCAL_RANK"} & set(os.environ):
+        return None
+    # --multi_gpu on a CPU too: with --cpu accelerate starts one process only.
+    options = ["--multi_gpu", "--num_machines=1", "--mixed_precision=no", "--dynamo_backend=no"]
+    options = ["--config_file", config] if config else options
+    options += [f"--num_processes={number}"] if number > 1 else []
+    return [sys.executable, "-m", "accelerate.commands.launch", *options, "-m", "klgrad", command, *arguments]

@@ -85,8 +85,8 @@ def _pyarrow() -> tuple[ModuleType, ModuleType]:
     return pyarrow, pyarrow.parquet
 
 
-# Does β move the gradient? With beta > 0 a trainer loads a reference and scores every completion by it. A subclass whose
-# loss leaves the KL out trains without an error, and without a KL.
+# Does β move the gradient? With beta > 0 a trainer loads a reference and scores every completion by it. A subclass
+# whose loss leaves the KL out trains without an error, and without a KL.
 
 PROBES, LARGEST = 8, 2**20
 """The gradient is looked at for a few of the last parameters, each of at most this many elements."""
