@@ -5,7 +5,8 @@ from training.small import SMALL, arguments
 from typer.testing import CliRunner
 
 from klgrad.cli import app
-from klgrad.training.report import completions_in_mean, objective_lines
+from klgrad.training.build import models_of
+from klgrad.training.report import completions_in_mean, memory, objective_lines
 from klgrad.training.settings import parse
 
 pytestmark = [pytest.mark.filterwarnings("ignore")]
@@ -13,6 +14,12 @@ pytestmark = [pytest.mark.filterwarnings("ignore")]
 
 def invoke(*given):
     return CliRunner().invoke(app, [str(x) for x in given])
+
+
+@pytest.fixture
+def no_audit(monkeypatch):
+    """For a test of other parts of a dry run, of which the audit takes longest."""
+    monkeypatch.setattr("klgrad.training.report.audit_lines", lambda _: ["audited"])
 
 
 def dry_run(command, which, **settings):
@@ -108,6 +115,31 @@ def test_over_how_many_completions_a_run_averages(model, settings, completions):
     assert completions_in_mean(parse("train", given).training) == completions
 
 
+@pytest.mark.usefixtures("no_audit")
+@pytest.mark.parametrize(
+    ("command", "settings", "said"),
+    [
+        ("train", {"kl_target": 3.0, "kl_target_unit": "token"}, "β 0.05 at first, adapted to 3 nats per token"),
+        ("train", {"sync_ref_model": True}, "reference the model as it starts, moved towards the policy every"),
+        ("train", {"kl_placement": "advantage"}, "placement in the advantage"),
+        ("train", {"num_processes": 4}, "4 prompts x 8 completions of at most 5 tokens, on 4 processes"),
+        ("distill", {"teacher": "one={model},two={model}"}, "reference one and two"),
+    ],
+)
+def test_a_dry_run_of_other_settings(model, command, settings, said):
+    given = {"model": model, "num_generations": 8, **settings}
+    if command == "distill":
+        given["teacher"] = settings["teacher"].format(model=model)
+    assert said in dry_run(command, given)
+
+
+@pytest.mark.usefixtures("no_audit")
+def test_a_dry_run_counts_the_processes_of_accelerates_file(model, tmp_path):
+    (tmp_path / "accelerate.yaml").write_text("num_processes: 4\n")
+    asked = {"model": model, "accelerate_config": tmp_path / "accelerate.yaml"}
+    assert "on 4 processes" in dry_run("train", asked)
+
+
 def test_the_dry_run_describes_rewards_and_token_weights(model, tmp_path):
     """For each setting the line that it adds or changes; nothing of a standard deviation that divides nothing."""
 
@@ -133,3 +165,22 @@ def test_the_dry_run_describes_rewards_and_token_weights(model, tmp_path):
     ):
         assert said in lines("train", **settings)[1]
         assert "summed over the sequence" not in lines("train", **settings)[1]
+
+
+def test_memory_counts_what_is_there(model):
+    from transformers import AutoModelForCausalLM
+
+    def of(command="train", **settings):
+        parsed = parse(command, arguments(**{**SMALL, "model": model, **settings}))
+        return memory(parsed, models_of(parsed))
+
+    size = sum(p.numel() * 4 for p in AutoModelForCausalLM.from_pretrained(model).parameters())
+    cache = 8 * 5 * 3 * 2 * 8 * 4  # completions, tokens, layers, keys and values, width of a head, bytes
+    whole = {"policy": size, "gradients": size, "AdamW": 2 * size, "reference": size, "keys and values": cache}
+    assert of() == whole
+    adapters = 3 * (2 * 16 + 16 + 8) * 16 * 4  # layers, both sides of queries and values, rank, bytes
+    trained = {"gradients": adapters, "AdamW": 2 * adapters, "reference": 0}
+    assert of(use_peft=True) == {**whole, **trained}
+    assert of(use_peft=True, load_in_4bit=True) == {**whole, **trained, "policy": size / 8}
+    assert of("distill", teacher=f"one={model},two={model}")["reference"] == 2 * size
+    assert 0 < of(kl_estimator="exact", kl_memory=1)["exact KL"] <= 2**20

@@ -21,7 +21,6 @@ from typer.testing import CliRunner
 
 from klgrad.cli import app
 from klgrad.errors import KernelInputError, KlgradError, MeaningError, ModelError, RunError, SettingError
-from klgrad.training import settings
 from klgrad.training.build import Models
 from klgrad.training.checkpoint import checkpoints, is_complete, last_complete
 from klgrad.training.report import model_card
@@ -34,7 +33,7 @@ from klgrad.training.run import (
     refusal,
 )
 from klgrad.training.run_folder import History
-from klgrad.training.settings import parse
+from klgrad.training.settings import LAUNCHED, launch_command, parse
 
 pytestmark = [pytest.mark.filterwarnings("ignore")]
 
@@ -212,14 +211,14 @@ def test_several_processes_are_the_same_command_through_accelerate(monkeypatch):
     assert started[0][:3] == [sys.executable, "-m", "accelerate.commands.launch"]
     assert "--num_processes=2" in started[0]
     assert started[0][started[0].index("klgrad") :] == ["klgrad", "train", *given]
-    assert settings.LAUNCHED in os.environ
-    assert settings.launch_command("train", given) is None
+    assert LAUNCHED in os.environ
+    assert launch_command("train", given) is None
 
 
 def test_a_configuration_of_accelerate_is_launched_with(tmp_path, monkeypatch):
     monkeypatch.delenv("LOCAL_RANK", raising=False)
     (tmp_path / "run.yaml").write_text("accelerate_config: examples/accelerate-fsdp2.yaml\n")
-    words = settings.launch_command("train", ["--config", str(tmp_path / "run.yaml")])
+    words = launch_command("train", ["--config", str(tmp_path / "run.yaml")])
     assert words is not None
     assert words[3:5] == ["--config_file", "examples/accelerate-fsdp2.yaml"]
 
@@ -230,7 +229,7 @@ FOUR = ("--per_device_train_batch_size=2", "--gradient_accumulation_steps=1", "-
 
 def test_what_fits_only_several_processes_is_left_to_them(monkeypatch):
     monkeypatch.delenv("LOCAL_RANK", raising=False)
-    assert settings.launch_command("train", ["--num_processes=4", *FOUR])
+    assert launch_command("train", ["--num_processes=4", *FOUR])
     assert "divisible by num_generations" in str(invoke("train", *FOUR).exception)
     # Errors that do not depend on the other processes are raised before these are started.
     assert "did you mean 'kl_coef'" in str(invoke("train", "--num_processes=4", "--kl_coff=1").exception)

@@ -370,7 +370,8 @@ def parse(command: str, arguments: list[str]) -> RunSettings:
 
 def read(command: str, arguments: list[str]) -> tuple[Parser, Json]:
     """Values by name, not yet checked together: from the command line, a file, `run.json` or a preset."""
-    parser, file = Parser(command), dict[str, Any]()
+    parser = Parser(command)
+    file: Json = {}
     given, unknown = parser.read(arguments)
     if "config" in given:
         file = parser.name(_read_file(given.pop("config")), "the configuration file")
