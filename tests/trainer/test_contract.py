@@ -1,7 +1,9 @@
 """A TRL that differs from the one that the seam was written for is refused, each time with the reason."""
 
 import inspect
+import tomllib
 from functools import wraps
+from pathlib import Path
 
 import pytest
 import tiny
@@ -14,8 +16,8 @@ from typer.testing import CliRunner
 
 from klgrad.cli import app
 from klgrad.errors import MeaningError
-from klgrad.trl import KLConfig, KLTrainer
-from klgrad.trl.compat import ContractError
+from klgrad.trl import KLConfig, KLTrainer, compat
+from klgrad.trl.compat import CompletionRows, ContractError, PassCapture
 from klgrad.trl.contract import avoid_cudnn_attention, check_contract
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -40,6 +42,23 @@ def test_the_doctor_names_a_patched_trl(monkeypatch):
     assert "methods are its own" not in result.output
 
 
+def test_an_earlier_version_is_refused(monkeypatch, tmp_path):
+    monkeypatch.setattr("trl.__version__", "1.15.2")
+    with pytest.raises(ContractError, match=r"trl>=1.16; received TRL 1.15.2; remedy: .*pip install"):
+        tiny.trainer(KLTrainer, KLConfig, tmp_path)
+
+
+@pytest.mark.parametrize("version", ["1.16.0", "1.16.0.dev0", "1.17.0", "2.0"])
+def test_a_later_version_is_judged_by_what_it_does(version, monkeypatch):
+    monkeypatch.setattr("trl.__version__", version)
+    check()
+
+
+def test_the_window_is_what_the_package_claims():
+    claims = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
+    assert compat.WINDOW in claims["project"]["optional-dependencies"]["train"]
+
+
 @pytest.fixture
 def changed(monkeypatch):
     """Replace text in one of TRL's methods, which keeps TRL's file name, as a later TRL might have it."""
@@ -54,6 +73,18 @@ def changed(monkeypatch):
         monkeypatch.setattr(GRPOTrainer, name, scope[name])
 
     return change
+
+
+def test_a_trl_that_shuffles_otherwise_is_refused(changed, tmp_path):
+    changed("_prepare_inputs", ("generation_batch = shuffle_sequence_dict(generation_batch)\n", "pass\n"))
+    with pytest.raises(ContractError, match=r"(?s)calls shuffle_sequence_dict.*remedy: install a TRL"):
+        tiny.trainer(KLTrainer, KLConfig, tmp_path)
+
+
+def test_a_method_that_is_gone_is_refused(monkeypatch):
+    monkeypatch.delattr(GRPOTrainer, "_calculate_rewards")
+    with pytest.raises(ContractError, match=r"GRPOTrainer._calculate_rewards; received no such method"):
+        check()
 
 
 MODE = '    mode = "train" if self.model.training else "eval"\n'
@@ -118,6 +149,35 @@ def test_masks_of_the_policy_loss_do_not_mask_the_kl(changed, tmp_path):
     changed("_compute_loss", (MASKED, ""), (MODE, MASKED + MODE))
     after = tiny.trained(KLTrainer, KLConfig, tmp_path / "after", **settings)
     SAME_STEPS.check(tiny.weights(after), tiny.weights(before))
+
+
+def test_an_error_inside_the_loss_is_not_hidden():
+    with pytest.raises(ZeroDivisionError), PassCapture().answer("policy", lambda own: own()):
+        raise ZeroDivisionError
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("other", ["the reference", "other tokens"])
+def test_a_second_forward_pass_inside_the_loss_is_trls_own(other, tmp_path, monkeypatch):
+    """It gets the log-probs of what it asks about, and not those of the policy."""
+    trainer = tiny.trainer(KLTrainer, KLConfig, tmp_path, max_steps=1)
+    tiny.move_reference(trainer)
+    real, seen = GRPOTrainer._compute_loss, []
+
+    def twice(self, model, inputs):
+        loss = real(self, model, inputs)
+        given = CompletionRows.of(inputs)
+        asked = (self.ref_model, given.ids) if other == "the reference" else (model, given.ids.flip(0))
+        with torch.no_grad():
+            found = self._get_per_token_logps_and_entropies(*asked, given.attention, given.keep)[0]
+            own = GRPOTrainer._get_per_token_logps_and_entropies(self, *asked, given.attention, given.keep)[0]
+            policy = GRPOTrainer._get_per_token_logps_and_entropies(self, model, given.ids, given.attention, given.keep)
+        seen.append((torch.equal(found, own), torch.equal(found, policy[0])))
+        return loss
+
+    monkeypatch.setattr(GRPOTrainer, "_compute_loss", twice)
+    trainer.train()
+    assert set(seen) == {(True, False)}
 
 
 # What a `KLTrainer` refuses to stand on.

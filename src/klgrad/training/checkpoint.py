@@ -15,7 +15,7 @@ from ..errors import RunError
 from ..integrations import lend
 from ..support import Model, write_whole
 from ..trl import KLTrainer
-from ..trl.compat import checkpoint_folder, load_parts, save_parts
+from ..trl.compat import checkpoint_folder, load_parts, load_weights, save_parts
 
 REFERENCE = "klgrad_reference.safetensors"
 """The reference, in a checkpoint of a run in which it moves (`sync_ref_model`)."""
@@ -98,7 +98,7 @@ class RunTrainer(KLTrainer):
 
         if self.is_fsdp_enabled or self.is_deepspeed_enabled:
             raise RunError("a run with updates left", f"{checkpoint}, its last", "raise max_steps, or merge its shards")
-        self._load_from_checkpoint(str(checkpoint))
+        load_weights(self, checkpoint)
         self._load_reference(checkpoint)
         self.state = TrainerState.load_from_json(str(checkpoint / STATE))
 

@@ -1,4 +1,8 @@
-"""The seam to TRL: private names of TRL, transformers and accelerate, except methods that `KLTrainer` overrides."""
+"""The seam to TRL: private names of TRL, transformers and accelerate are used here and in `contract.py`.
+
+Methods that have to be overridden are listed in `contract.OVERRIDES`. A test searches `trl/` and `training/` for
+private names outside these two files and that list.
+"""
 
 import copy
 import inspect
@@ -20,6 +24,7 @@ from trl.trainer.utils import (
     add_fused_lm_head,
     create_model_from_path,
     disable_dropout_in_model,
+    maybe_gather_lm_head_ctx,
     pad,
     use_adapter,
 )
@@ -33,11 +38,16 @@ if TYPE_CHECKING:
     from .kl_trainer import KLTrainer
 
 
+FIRST = (1, 16)
+"""The first version of TRL that this package was written for; `pyproject.toml` claims the same."""
+WINDOW = f"trl>={FIRST[0]}.{FIRST[1]}"
+
+
 class ContractError(KlgradError, RuntimeError):
     """The installed TRL is not one that the trainer can rely on: the KL might be left out or changed."""
 
     def __init__(self, expected: str, received: str, remedy: str | None = None) -> None:
-        install = "install a TRL that klgrad is tested with: pip install trl==1.16.0"
+        install = f"install a TRL that klgrad is tested with: pip install '{WINDOW}', or the version before this one"
         super().__init__(expected, received, remedy or install)
 
 
@@ -49,6 +59,12 @@ Mode = Literal["train", "eval"]
 def current_mode(trainer: GRPOTrainer) -> Mode:
     """`train` or `eval`: under which of the two TRL logs now."""
     return "train" if trainer.model.training else "eval"  # pyright: ignore[reportOptionalMemberAccess]
+
+
+def log_metrics(trainer: GRPOTrainer, mode: Mode, metrics: dict[str, float]) -> None:
+    """Add numbers to those that TRL averages and logs next."""
+    for name, value in metrics.items():
+        trainer._metrics[mode][name].append(value)
 
 
 class UnsavedState:
@@ -140,6 +156,11 @@ def plain(x: object) -> object:
 def checkpoint_folder(trainer: GRPOTrainer, trial: object) -> Path:
     """Where `Trainer` writes the checkpoint of this step."""
     return Path(trainer._get_output_dir(trial)) / f"checkpoint-{trainer.state.global_step}"
+
+
+def load_weights(trainer: GRPOTrainer, checkpoint: Path) -> None:
+    """Load the model's weights, and nothing else, from a checkpoint."""
+    trainer._load_from_checkpoint(str(checkpoint))
 
 
 # A scored batch of completions, under the keys that TRL's loss reads.
@@ -249,6 +270,11 @@ def base_of(model: Model) -> Model:
 
 def has_adapters(model: Model) -> bool:
     return hasattr(model, "peft_config")
+
+
+def gathered(*parameters: Tensor | None) -> AbstractContextManager[object]:
+    """While the context lasts, the parameters are whole, even where DeepSpeed has split them between processes."""
+    return maybe_gather_lm_head_ctx(*(p for p in parameters if p is not None))
 
 
 def load_reference(trainer: GRPOTrainer, name: str, args: GRPOConfig) -> Model:

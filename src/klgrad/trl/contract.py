@@ -1,19 +1,28 @@
-"""What a `KLTrainer` cannot rely on: a TRL that was changed, and an attention whose gradients may be NaN."""
+"""What a `KLTrainer` cannot rely on: a TRL that differs or was changed, and an attention with wrong gradients."""
 
+import inspect
 from pathlib import Path
 
 import torch
 import transformers
 import trl
+from packaging.version import Version
 from trl.trainer.grpo_trainer import GRPOTrainer
 
-from .compat import ContractError
+from .compat import FIRST, WINDOW, ContractError
 
 # TRL's own methods.
 #
 # The KL is added around them. If another library replaced them, the KL could be left out without an error; so their
 # origin is compared first. What TRL's loss does is looked at when it is computed (`compat.PassCapture`,
 # `compat.token_weights`).
+
+OVERRIDES = (
+    "_get_train_sampler", "_prepare_inputs", "_generate", "_generate_and_score_completions", "_calculate_rewards",
+    "_compute_loss", "_get_per_token_logps_and_entropies", "training_step", "evaluation_loop", "_save_checkpoint",
+    "_load_optimizer_and_scheduler", "_maybe_log_save_evaluate",
+)  # fmt: skip
+"""Methods that `KLTrainer` and `RunTrainer` override: without one of them in TRL, an override would not be called."""
 
 ON_THE_WAY_TO_THE_LOSS = (
     "compute_loss",
@@ -32,16 +41,23 @@ FOLDERS = tuple(Path(str(package.__file__)).resolve().parent for package in (trl
 
 
 def check_contract(trainer: type[GRPOTrainer], owner: type[GRPOTrainer]) -> None:
-    """Raise `ContractError` if a method on the way to the loss is not TRL's own.
+    """Raise `ContractError` if TRL is not what the seam was written for.
 
     `trainer` is the class of the trainer that is built, `owner` the class of this package whose `super()` calls have to
     reach TRL.
     """
+    if Version(trl.__version__).release < FIRST:  # a later one is judged by what it does
+        raise ContractError(WINDOW, f"TRL {trl.__version__}")
     bases = trainer.__mro__
     for base in bases[bases.index(owner) + 1 :]:
         for name in ON_THE_WAY_TO_THE_LOSS:
             if name in vars(base):
                 _check_origin(base, name)
+    for name in OVERRIDES:
+        if not hasattr(GRPOTrainer, name):
+            raise ContractError(f"GRPOTrainer.{name}", "no such method")
+    if "shuffle_sequence_dict" not in inspect.unwrap(GRPOTrainer._prepare_inputs).__code__.co_names:
+        raise ContractError("GRPOTrainer._prepare_inputs that calls shuffle_sequence_dict", "one that does not")
 
 
 def _check_origin(base: type, name: str) -> None:

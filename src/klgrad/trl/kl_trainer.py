@@ -28,7 +28,6 @@ from .compat import (
     REF_LOGP,
     Batch,
     ContractError,
-    Mode,
     Parts,
     Pass,
     PassCapture,
@@ -41,6 +40,7 @@ from .compat import (
     has_adapters,
     load_parts,
     load_reference,
+    log_metrics,
     save_parts,
     token_weights,
 )
@@ -156,7 +156,7 @@ def has_reference(model: Model, args: KLConfig, given: Json) -> bool:
     Without one, kl_coef must be 0.
     """
     adapters = given.get("peft_config") is not None or has_adapters(model)
-    if isinstance(model, str) or args.teacher is not None or adapters or model.config._name_or_path:
+    if isinstance(model, str) or args.teacher is not None or adapters or model.config.name_or_path:
         return True
     if args.kl_coef > 0:
         raise MeaningError(
@@ -308,7 +308,7 @@ class KLTrainer(GRPOTrainer):
         self.args = args = resolve_config(args, kl)
         self.objective = args.objective
         self.coefficient = self.objective.beta()
-        self.kl_metrics = KLMetrics(self.objective, self.coefficient, self._log_metrics)
+        self.kl_metrics = KLMetrics(self.objective, self.coefficient, partial(log_metrics, self))
         self.lag_queue = LagQueue(args)
         self.checkpointed: Parts = {
             "trl": UnsavedState(self),
@@ -551,11 +551,6 @@ class KLTrainer(GRPOTrainer):
             warnings.warn(f"this run will {start_again}: {error}", stacklevel=2)
 
     # Log
-
-    def _log_metrics(self, mode: Mode, metrics: dict[str, float]) -> None:
-        """Add numbers to those that TRL averages and logs next."""
-        for name, value in metrics.items():
-            self._metrics[mode][name].append(value)
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """TRL's log, with one warning if completions become much shorter while the KL falls."""

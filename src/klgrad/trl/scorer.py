@@ -10,7 +10,6 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 from trl.trainer.grpo_trainer import GRPOTrainer
-from trl.trainer.utils import maybe_gather_lm_head_ctx
 
 from ..core.divergences import Divergence
 from ..core.families import Direction
@@ -39,6 +38,7 @@ from .compat import (
     Sampled,
     base_of,
     completion_log_probs,
+    gathered,
     padded,
     padded_mask,
     prompt_keys,
@@ -254,7 +254,7 @@ def head_of(model: Model, temperature: float, vocabulary: int | None) -> Head:
     """The model's head: whole, even where DeepSpeed has split its weights, and cut to `vocabulary` entries."""
     output = model.get_output_embeddings()
     bias = getattr(output, "bias", None)
-    with maybe_gather_lm_head_ctx(*(x for x in (output.weight, bias) if x is not None)):
+    with gathered(output.weight, bias):
         head = Head.of(model, temperature=temperature)
         if hasattr(output.weight, "ds_id"):  # gathered only for now: the backward pass needs a copy
             head = head.clone()
