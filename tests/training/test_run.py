@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 
 from klgrad.cli import app
 from klgrad.errors import KernelInputError, KlgradError, MeaningError, ModelError, RunError, SettingError
+from klgrad.training import figures
 from klgrad.training.build import Models
 from klgrad.training.checkpoint import checkpoints, is_complete, last_complete
 from klgrad.training.report import model_card
@@ -30,6 +31,7 @@ from klgrad.training.run import (
     SHOW_TRACEBACK,
     Recorder,
     messages_once,
+    progress_bar,
     refusal,
 )
 from klgrad.training.run_folder import History
@@ -121,6 +123,7 @@ def test_a_run_can_leave_its_weights_only(run, tmp_path):
     assert status == 0
     assert not list((tmp_path / "run").glob("*checkpoint-*"))
     assert "There is no complete checkpoint to make it longer from: --weights_only false keeps them" in one_line(text)
+    assert "Kept are README.md, history.jsonl, model, run.json, summary.json." in one_line(text)
     status, text = run("train", tmp_path / "run", resume=True)
     assert status == 0
     assert "is finished, after 2 updates. There is no complete checkpoint" in one_line(text)
@@ -264,6 +267,13 @@ def test_runs_side_by_side(runs, tmp_path):
         assert part in result.output
 
 
+def test_each_run_has_a_colour_of_its_own(monkeypatch):
+    drawn = []
+    monkeypatch.setattr(figures, "draw_run", lambda axes, run, colour: drawn.append(colour))
+    figures.render_figure([figures.RunHistory(f"{i}", [], "") for i in range(9)], "png")
+    assert len(set(drawn)) == 9
+
+
 def test_an_unfinished_run_is_drawn_as_far_as_it_came(runs, tmp_path):
     base, _ = runs
     shutil.copytree(base / "train", tmp_path / "cut")
@@ -325,6 +335,16 @@ def test_a_model_that_cannot_be_written_leaves_the_one_that_is_there(run, parts,
 
 
 # The progress bars of a run.
+
+
+def test_the_remaining_time_is_known_where_an_update_takes_a_minute():
+    bar, now = progress_bar(Console(file=io.StringIO()), shown=True), [0.0]
+    bar.get_time = lambda: now[0]
+    task = bar.add_task("Training", total=10)
+    for step in range(1, 4):
+        now[0] += 60
+        bar.update(task, completed=step)
+    assert bar.tasks[0].time_remaining == 7 * 60
 
 
 class Watched:

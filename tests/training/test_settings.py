@@ -81,8 +81,9 @@ def test_distillation_uses_completions_again_where_that_needs_no_weights():
     assert (found.training.num_iterations, found.training.lr_scheduler_type) == (8, "cosine")
     assert formula(found).startswith("∇ KL(π‖ref) of the next token, at the prefixes of μ = E_μ[ Σ_t ∇KL_t ]")
     assert formula(found).endswith("; μ is what sampled the completions (num_iterations=8)")
-    again = parse("distill", ["--kl_coef", "2", *CPU]).training
-    assert (again.num_iterations, again.learning_rate, again.max_steps) == (8, 6e-4, 320)
+    for same in (["--kl_discount", "0"], ["--kl_level", "token"], ["--kl_coef", "2"], ["--kl_memory", "512"]):
+        again = parse("distill", [*same, *CPU]).training
+        assert (again.num_iterations, again.learning_rate, again.max_steps) == (8, 6e-4, 320)
 
 
 @pytest.mark.parametrize("uses", [2, 4])
@@ -97,6 +98,7 @@ def test_fewer_uses_of_each_batch_leave_the_number_of_completions(uses):
         ["--kl_discount", "0.5"],
         ["--kl_estimator", "k1"],
         ["--kl_top_k", "64"],
+        ["--kl_baseline", "leave_one_out", "--kl_discount", "0.5"],
         ["--kl_divergence", "forward", "--kl_level", "token"],
         ["--reward", "a:b"],
         ["--num_iterations", "1"],
@@ -128,6 +130,7 @@ def test_what_changes_the_meaning_is_announced_and_not_warned_of_twice(recwarn):
         (["--kl_coeff", "1"], UnknownNameError, "did you mean 'kl_coef'"),
         (["--kl_level", "tokens"], SettingError, "invalid choice: 'tokens'"),
         (["--kl_coef", "-1"], MeaningError, "`kl_coef` >= 0"),
+        (["--num_generations", "1", "--kl_baseline", "leave_one_out"], SettingError, "at least 2 generations"),
         (["--generation_batch_size", "7"], SettingError, "settings that fit together.*generation_batch_size"),
         (["--rollout_lag", "1"], MeaningError, "`kl_ratio` with `rollout_lag`"),
         (["--config"], SettingError, "--config: expected one argument"),
@@ -192,9 +195,10 @@ def test_the_quick_preset_saves_and_evaluates_half_way():
 # Values of a file are read as on a command line; ranges of this package's settings are checked before a run.
 
 
-def test_a_flag_out_of_its_range():
-    with pytest.raises(SettingError, match="`eval_every` >= 0; received -1"):
-        parse("train", ["--eval_every=-1", *CPU])
+@pytest.mark.parametrize(("name", "bound"), [("eval_every", 0), ("num_processes", 1)])
+def test_a_flag_out_of_its_range(name, bound):
+    with pytest.raises(SettingError, match=f"`{name}` >= {bound}; received -1"):
+        parse("train", [f"--{name}=-1", *CPU])
 
 
 @pytest.mark.parametrize(
@@ -232,10 +236,12 @@ def one(completions, **_):
         ({"trust_remote_code": True}, ["trust_remote_code"]),
         ({"model_init_kwargs": {"trust_remote_code": True}}, ["model_init_kwargs"]),
         ({"model_init_kwargs": '{"trust_remote_code": true}'}, ["model_init_kwargs"]),
+        ({"model_init_kwargs": '{"trust_remote_code": true'}, ["model_init_kwargs"]),
         ({"model_init_kwargs": {"dtype": "float32"}}, []),
         ({"attn_implementation": "sdpa"}, []),
         ({"attn_implementation": "owner/kernel"}, ["attn_implementation"]),
         ({"model_init_kwargs": {"attn_implementation": {"": "owner/kernel"}}}, ["model_init_kwargs"]),
+        ({"model_init_kwargs": {"experts_implementation": "owner/kernel"}}, ["model_init_kwargs"]),
         ({"model_init_kwargs": {"use_kernels": True}}, ["model_init_kwargs"]),
     ],
 )
@@ -273,6 +279,12 @@ def test_a_file_that_is_named_counts(received, tmp_path):
     (tmp_path / "settings.yaml").write_text("reward: mine.py:f\n")
     given = ["--output_dir", str(folder), "--resume", "--config", str(tmp_path / "settings.yaml")]
     assert parse("train", given).run.reward == "mine.py:f"
+
+
+def test_code_can_be_refused(received):
+    folder = received(trust_remote_code=True)
+    given = ["--output_dir", str(folder), "--resume", "--trust_remote_code", "False"]
+    assert not parse("train", given).training.trust_remote_code
 
 
 def test_what_to_type_is_said_after_a_stop(run, tmp_path, monkeypatch):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,12 +47,12 @@ def draw(runs: list[RunHistory], folder: Path) -> None:
 
 
 def render_figure(runs: list[RunHistory], *kinds: str) -> list[bytes]:
-    """The figure of runs in each format, `png`, `svg` or `pdf`; each of seven runs has a colour of its own.
+    """The figure of runs in each format, `png`, `svg` or `pdf`; each run has a colour of its own.
 
     Thin lines are updates; markers are held-out prompts, with bars of one standard error.
     """
     try:
-        import matplotlib
+        import matplotlib.colors
         from matplotlib.figure import Figure
     except ImportError:
         raise MissingExtraError("matplotlib, to draw", "no such package", "pip install 'klgrad[plot]'") from None
@@ -62,10 +61,14 @@ def render_figure(runs: list[RunHistory], *kinds: str) -> list[bytes]:
         axes: dict[str, Axes] = dict(
             zip(("reward", "kl", "frontier", "length"), figure.subplots(2, 2).flat, strict=True)
         )
-        for run, colour in zip(runs, itertools.cycle(COLOURS), strict=False):
+        colours: list[str] = list(COLOURS[: len(runs)])
+        if len(runs) > len(COLOURS):
+            shades = (matplotlib.colormaps["turbo"](i / len(runs)) for i in range(len(runs)))
+            colours = [matplotlib.colors.to_hex(shade) for shade in shades]
+        for run, colour in zip(runs, colours, strict=True):
             draw_run(axes, run, colour)
         _label(axes)
-        _legend(figure, runs)
+        _legend(figure, runs, colours)
         return [content(figure, kind) for kind in kinds]
 
 
@@ -140,10 +143,9 @@ def _label(axes: dict[str, Axes]) -> None:
     axes["length"].set_ylim(0, 1.05 * axes["length"].get_ylim()[1])
 
 
-def _legend(figure: Figure, runs: list[RunHistory]) -> None:
+def _legend(figure: Figure, runs: list[RunHistory], colours: list[str]) -> None:
     from matplotlib.lines import Line2D
 
-    colours = itertools.islice(itertools.cycle(COLOURS), len(runs))
     names = [Line2D([], [], color=colour, linewidth=2, label="run") for colour in colours]
     grey: Json = {"color": drawing.GREY}
     mark = {**grey, "marker": "o", "markersize": 5}

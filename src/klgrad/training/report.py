@@ -255,11 +255,12 @@ def how_to_continue(settings: RunSettings, folder: Path) -> str:
 
 
 def finished_message(folder: Path, updates: int) -> str:
-    """What is said of a run that is finished; it can be made longer only from a complete checkpoint."""
+    """What is said of a run that is finished: from where it can be made longer, and what is kept."""
     longer = "To make it longer, give a larger --max_steps with --resume"
     if not last_complete(folder):
         longer = "There is no complete checkpoint to make it longer from: --weights_only false keeps them"
-    return f"The run in {folder} is finished, after {in_updates(updates)}. {longer}."
+    kept = ", ".join(sorted(path.name for path in folder.iterdir() if not path.name.startswith(".")))
+    return f"The run in {folder} is finished, after {in_updates(updates)}. {longer}. Kept are {kept}."
 
 
 # The results of a run, as data and as a table.

@@ -148,8 +148,12 @@ QUICK_REUSED: Json = {"num_iterations": 2, "learning_rate": 2e-4, "max_steps": 1
 UNGROUPED: Json = {"num_generations": 2}
 """Without a reward nothing is compared within a group: use more prompts, with the fewest completions TRL allows."""
 
-OTHER_OBJECTIVE = ("kl", "reward", "rollout", "teacher_")
-"""How settings begin that make the objective another one than the KL of the preset; `kl_coef` only scales it."""
+REUSABLE: Json = {
+    "kl_estimator": "exact", "kl_divergence": "reverse", "kl_placement": "loss", "kl_baseline": "none",
+    "kl_discount": 0, "kl": None, "kl_cell": None, "kl_top_k": None, "reward": None, "rollout_lag": 0,
+    "teacher_weights": None, "teacher_column": None, "teacher_prompt": None,
+}  # fmt: skip
+"""With these values the exact reverse KL of each token is the whole objective: old samples need no weights."""
 
 
 def preset_of(command: str, given: Json) -> Json:
@@ -178,8 +182,9 @@ def _distillation_preset(given: Json, embedded: bool) -> Json:
         preset.pop("kl_estimator")
     if "reward" not in given and given.get("kl_baseline", "none") == "none":
         preset |= UNGROUPED
-    other = [name for name in given if name.startswith(OTHER_OBJECTIVE) and name != "kl_coef"]
-    reused = embedded and not other and given.get("num_iterations") != 1
+    chosen = preset | given
+    plain = all(chosen.get(name, value) == value for name, value in REUSABLE.items())
+    reused = embedded and plain and given.get("num_iterations") != 1
     if given.get("quick"):
         return preset | (QUICK_REUSED if reused else QUICK_STUDENT)
     if reused:  # with updates for all batches
