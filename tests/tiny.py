@@ -88,19 +88,6 @@ def trained(*args, **settings) -> Any:
     return made
 
 
-class LeavesTheKLOut:
-    """Before a trainer of TRL's: the reference is scored, and the loss has no KL."""
-
-    beta: float
-
-    def _compute_loss(self, model, inputs):
-        beta, self.beta = self.beta, 0.0
-        try:
-            return super()._compute_loss(model, inputs)  # pyright: ignore[reportAttributeAccessIssue]
-        finally:
-            self.beta = beta
-
-
 def move_reference(trainer):
     """Away from the policy, so that there is a KL."""
     with torch.no_grad():

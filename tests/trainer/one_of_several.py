@@ -31,20 +31,6 @@ class Stock(GRPOTrainer):
     _generate_single_turn = Dictated._generate_single_turn
 
 
-class Dropped(tiny.LeavesTheKLOut, Stock):
-    """Without its KL."""
-
-
-class Masked(Dropped):
-    """The last process has nothing to train on in the first update, as if all its completions were cut off."""
-
-    def _generate_and_score_completions(self, inputs):
-        batch = super()._generate_and_score_completions(inputs)
-        if self.accelerator.is_last_process and self.state.global_step == 0:
-            batch["completion_mask"] = torch.zeros_like(batch["completion_mask"])
-        return batch
-
-
 TRAINED = ("loss", "grad_norm", "kl/reverse/k3/per_token")
 WATCHED = ("kl/reverse/k3/per_token", "kl/reverse/k3/per_token/standard_error", "kl/clusters", "length/mean")
 ZERO3 = {
@@ -75,8 +61,6 @@ def main(output, processes, zero3=None, stock=None, **settings):
         made.add_callback(callback)
     made.train()
     kept = {name: tiny.logged(made, name) for name in (WATCHED if stock else TRAINED)}
-    if stock:
-        kept["moves"] = {None: -1.0, False: 0.0, True: 1.0}[callback.beta_moves_gradient]
     if not zero3:  # whose weights are in shards
         kept["weights"] = tiny.weights(made)
     if made.accelerator.is_main_process:
@@ -88,7 +72,7 @@ def main(output, processes, zero3=None, stock=None, **settings):
 
 def from_arguments(output, processes, model, *settings):
     given = {name: int(x) if x.isdigit() else x for name, _, x in (pair.partition("=") for pair in settings)}
-    beta = {"beta": 0.3 * (given["stock"] != "Stock")} if "stock" in given else {"kl_coef": 0.3}
+    beta = {"beta": 0.0} if "stock" in given else {"kl_coef": 0.3}
     main(Path(output), int(processes), model=model, **beta, **given)
 
 
