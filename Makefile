@@ -18,7 +18,7 @@ SINGLE_FILES := openrlhf skyrl ms-swift unsloth_zoo trinity-rft areal rlinf cosm
 OF_ARRAYS := google-tunix maxtext easydel mlx-lm-lora mlx-tune
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 
-.PHONY: audit test test-fast test-many test-gpu test-oldest test-newest test-frameworks test-arrays test-verl-runs reproduce lint types format readme readme-check docs hooks figures results frameworks bench gpu-queue check dist rehearsal kernels-package clean
+.PHONY: audit test test-fast test-many test-gpu test-oldest test-newest test-frameworks test-arrays test-verl-runs reproduce lint types format readme readme-check docs hooks figures results frameworks bench gpu-queue check dist rehearsal clean
 
 audit: $(CORE)  ## say which divergence every KL loss of the catalogue descends
 	$(BIN)/klgrad audit $(ARGS)
@@ -130,12 +130,6 @@ dist: $(CORE)  ## the wheel and the sdist, built twice and compared, in dist/
 
 rehearsal: $(CORE)  ## a release on a local package index: the wheel by name in an empty environment, in build/rehearsal
 	$(BIN)/python scripts/rehearsal.py
-
-# The library lies in a folder of its own: tests/kernels has its name, and transformers changes its models if it finds it.
-kernels-package: $(DEV)  ## the kernels as a package for Hugging Face's `kernels`, in build/klgrad-kernels, loaded by that library
-	$(BIN)/python scripts/kernels_package.py
-	$(PIP) install --no-deps --upgrade --target build/kernels-library kernels==0.17.2 tomlkit
-	KERNELS_LIBRARY=$(CURDIR)/build/kernels-library $(BIN)/python -m pytest -n 0 tests/kernels/test_package.py
 
 clean:
 	rm -rf $(VENV) $(VENV)-frameworks $(VENV)-oldest $(VENV)-arrays .pytest_cache .ruff_cache .hypothesis

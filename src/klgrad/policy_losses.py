@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from .core.credit import number_groups
+from .core.credit import group_total
 from .errors import UnknownNameError
 
 __all__ = ["POLICY_LOSSES", "PolicyLoss", "PolicyParts", "Weight", "get"]
@@ -180,24 +180,21 @@ def geometric_ratio(logp: Tensor, sampled_logp: Tensor, mask: Tensor) -> Tensor:
 
 def centred(rewards: Tensor, group: Tensor) -> Tensor:
     """(B, 1) the rewards minus the mean of their group."""
-    number, sizes = number_groups(group)
-    mean = torch.zeros(len(sizes), dtype=rewards.dtype).index_add(0, number, rewards) / sizes
-    return (rewards - mean[number])[:, None]
+    total, size = group_total(rewards, group)
+    return (rewards - total / size)[:, None]
 
 
 def minus_the_others(rewards: Tensor, group: Tensor) -> Tensor:
     """(B, 1) the rewards minus the mean of the others of their group."""
-    number, sizes = number_groups(group)
-    size = sizes[number, None]
+    size = group_total(rewards, group)[1][:, None]
     return centred(rewards, group) * size / (size - 1)
 
 
 def normalised(rewards: Tensor, group: Tensor) -> Tensor:
     """(B, 1) the rewards minus the mean of their group, divided by the standard deviation of the group."""
-    number, sizes = number_groups(group)
     advantages = centred(rewards, group)
-    squares = torch.zeros(len(sizes), dtype=rewards.dtype).index_add(0, number, advantages[:, 0] ** 2)
-    return advantages / ((squares / (sizes - 1)).sqrt()[number, None] + EPSILON)
+    squares, size = group_total(advantages**2, group)
+    return advantages / ((squares / (size - 1)).sqrt() + EPSILON)
 
 
 def clipped(ratio: Tensor, advantages: Tensor, low: float, high: float) -> Tensor:

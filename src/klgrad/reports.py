@@ -12,7 +12,6 @@ from .core.estimators import forward_k3, k1, k2, k3
 from .core.importance import effective_share, prefix_ratio, sequence_ratio, token_ratio
 from .core.result import Estimate, Interval, RatioSums, wide, wide_dtype
 from .core.rollout import Rollout
-from .errors import RolloutError
 
 __all__ = ["KLSums", "MismatchSums", "Report", "kl_report", "mismatch_report"]
 
@@ -206,7 +205,7 @@ CLAMPS = {"k3_value_10": ("kl/reverse/k3", 10.0), "k2_value_10": ("kl/reverse/k2
 """The quantities that trainers commonly clamp, and the limit beyond which their gradient is zero."""
 
 BAND = (0.5, 2.0)
-"""The default band: the share of token ratios (trainer to sampler) outside it is reported."""
+"""The share of token ratios (trainer to sampler) outside of it is reported."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -285,7 +284,35 @@ class Report(Mapping[str, float]):
         return "\n".join(f"{name:<{width}}  {text}" for name, text in rows)
 
 
-class KLSums:
+class _Sums:
+    """Sums of the values of one report, over batches that all have the same optional fields."""
+
+    SHARES: tuple[str, ...] = ()
+    """The names of the shares of tokens that are reported."""
+
+    def __init__(self, ratios: Ratios | None = None) -> None:
+        self.lengths, self.ratios = Lengths(), ratios or Ratios()
+        self._furthest = torch.zeros(())
+        self._totals: Totals | None = None
+        self._flagged = torch.zeros(len(self.SHARES), dtype=torch.long)
+
+    def _add(self, values: dict[str, Tensor], flags: Sequence[Tensor], rollout: Rollout, group: Tensor | None) -> None:
+        """Add (B, T) values by name and the flags of each share; a masked token has log-ratio 0, and no flag."""
+        self._totals = self._totals or Totals(list(values))
+        self._totals.add(list(values.values()), rollout, group)
+        self.lengths.add(rollout)
+        flagged, furthest = torch.stack([x.sum() for x in flags]), rollout.log_ratio.abs().amax()
+        self._flagged = self._flagged.to(flagged.device) + flagged
+        self._furthest = torch.maximum(self._furthest.to(furthest), furthest)
+
+    def report(self) -> Report:
+        """The report on all batches so far."""
+        shares = dict(zip(self.SHARES, self.lengths.share(self._flagged), strict=True))
+        scalars = {**self.lengths.scalars(), **shares, "log_ratio/abs_max": self._furthest, **self.ratios.scalars()}
+        return Report(self._totals.estimates() if self._totals else {}, scalars)
+
+
+class KLSums(_Sums):
     """`kl_report` over several batches, which must all have the same optional fields.
 
     Args:
@@ -303,11 +330,7 @@ class KLSums:
         0.75 ± 0.14
     """
 
-    def __init__(self, ratios: Ratios | None = None) -> None:
-        self.lengths, self.ratios = Lengths(), ratios or Ratios()
-        self.furthest = torch.zeros(())
-        self._totals: Totals | None = None
-        self._beyond = torch.zeros(len(CLAMPS), dtype=torch.long)
+    SHARES = tuple(f"clamp/share_beyond_{name}" for name in CLAMPS)
 
     def add(self, rollout: Rollout, group: Tensor | None = None) -> None:
         """Add one batch.
@@ -317,36 +340,22 @@ class KLSums:
             group: (B,) group numbers from 0 that mean the same in every batch; `rollout.group` is not used.
         """
         log_ratio = rollout.log_ratio
-        size = log_ratio.abs()
         values = {f"kl/reverse/{k}": k.value(log_ratio) for k in (k1, k2, k3)}
         values["kl/forward/k3"] = forward_k3.value(log_ratio)
         if rollout.token_reverse_kl is not None:
             values["kl/reverse/exact"] = rollout.token_reverse_kl.detach()
         if rollout.token_forward_kl is not None:
             values["kl/forward/exact"] = rollout.token_forward_kl.detach()
-        self._totals = self._totals or Totals(list(values))
-        self._totals.add(list(values.values()), rollout, group)
-        self.lengths.add(rollout)
-        values["size"] = size
-        beyond = [(values[of] > limit).sum() for of, limit in CLAMPS.values()]  # a masked token has log-ratio 0
-        self._beyond = self._beyond.to(log_ratio.device) + torch.stack(beyond)
-        self.furthest = torch.maximum(self.furthest.to(log_ratio), size.amax())
+        clamped = {**values, "size": log_ratio.abs()}
+        self._add(values, [clamped[of] > limit for of, limit in CLAMPS.values()], rollout, group)
         if rollout.behavior_logp is not None:
             self.ratios.add(rollout)
 
-    def report(self) -> Report:
-        """The report on all batches so far."""
-        beyond = zip(CLAMPS, self.lengths.share(self._beyond), strict=True)
-        shares = {f"clamp/share_beyond_{name}": share for name, share in beyond}
-        scalars = {**self.lengths.scalars(), **shares, "log_ratio/abs_max": self.furthest}
-        return Report(self._totals.estimates() if self._totals else {}, scalars | self.ratios.scalars())
 
-
-class MismatchSums:
+class MismatchSums(_Sums):
     """`mismatch_report` over several batches.
 
     Args:
-        band: the share of token ratios outside it is reported.
         ratios: statistics of the same ratios that the caller already accumulates, to be reported without being
             accumulated twice.
 
@@ -361,15 +370,11 @@ class MismatchSums:
         -0.25 ± 0
     """
 
-    def __init__(self, band: tuple[float, float] = BAND, *, ratios: Ratios | None = None) -> None:
-        low, high = band
-        if not 0 <= low <= 1 <= high:
-            raise RolloutError("a band with 0 <= low <= 1 <= high", f"{band}", "write band=(0.5, 2.0), for example")
-        self.band, self.lengths = band, Lengths()
-        self.ratios, self._own_ratios = ratios or Ratios(), ratios is None
-        self.furthest = torch.zeros(())
-        self._totals: Totals | None = None
-        self._outside = torch.zeros((), dtype=torch.long)
+    SHARES = ("ratio/token/share_outside_band",)
+
+    def __init__(self, ratios: Ratios | None = None) -> None:
+        super().__init__(ratios)
+        self._own_ratios = ratios is None
 
     def add(self, rollout: Rollout, group: Tensor | None = None) -> None:
         """Add one batch.
@@ -382,22 +387,10 @@ class MismatchSums:
         away = -rollout.log_ratio
         values = {f"kl/mismatch/{k}": k.value(away) for k in (k1, k2, k3)}
         values["kl/mismatch_of_trainer/k3"] = forward_k3.value(away)
-        self._totals = self._totals or Totals(list(values))
-        self._totals.add(list(values.values()), rollout, group)
-        self.lengths.add(rollout)
+        ratio = token_ratio(rollout)  # 1 where masked, which is inside
+        self._add(values, [(ratio < BAND[0]) | (ratio > BAND[1])], rollout, group)
         if self._own_ratios:
             self.ratios.add(rollout)
-        ratio = token_ratio(rollout)  # 1 where masked, which is inside
-        outside = ((ratio < self.band[0]) | (ratio > self.band[1])).sum()
-        self._outside = self._outside.to(outside.device) + outside
-        self.furthest = torch.maximum(self.furthest.to(away), away.abs().amax())
-
-    def report(self) -> Report:
-        """The report on all batches so far."""
-        scalars = self.lengths.scalars() | self.ratios.scalars()
-        scalars["ratio/token/share_outside_band"] = self.lengths.share(self._outside)
-        scalars["log_ratio/abs_max"] = self.furthest
-        return Report(self._totals.estimates() if self._totals else {}, scalars)
 
 
 def kl_report(rollout: Rollout) -> Report:
@@ -432,13 +425,11 @@ def kl_report(rollout: Rollout) -> Report:
         Schulman, Approximating KL divergence, 2020, http://joschu.net/blog/kl-approx.html.
     """
     sums = KLSums()
-    sums.add(rollout, None if rollout.group is None else number_groups(rollout.group).number)
+    sums.add(rollout, None if rollout.group is None else number_groups(rollout.group)[0])
     return sums.report()
 
 
-def mismatch_report(
-    logp: Tensor, behavior_logp: Tensor, mask: Tensor, *, band: tuple[float, float] = BAND, group: Tensor | None = None
-) -> Report:
+def mismatch_report(logp: Tensor, behavior_logp: Tensor, mask: Tensor, *, group: Tensor | None = None) -> Report:
     r"""How far the trainer's policy π is from the policy μ that sampled the tokens.
 
     Estimates:
@@ -453,7 +444,6 @@ def mismatch_report(
         logp: (B, T) trainer's log-probs.
         behavior_logp: (B, T) sampler's log-probs.
         mask: (B, T) live tokens.
-        band: the share of token ratios outside it is reported.
         group: (B,) prompt index, for clustered errors.
 
     Returns:
@@ -469,7 +459,7 @@ def mismatch_report(
         >>> report.metrics()["ratio/token/share_outside_band"]
         0.0
     """
-    sums = MismatchSums(band)
+    sums = MismatchSums()
     rollout = Rollout(logp, behavior_logp, mask, behavior_logp=behavior_logp, group=group)
-    sums.add(rollout, None if rollout.group is None else number_groups(rollout.group).number)
+    sums.add(rollout, None if rollout.group is None else number_groups(rollout.group)[0])
     return sums.report()

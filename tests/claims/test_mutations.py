@@ -33,7 +33,7 @@ MUTATIONS = {
         "families.evaluate", "coefficient - weights.own * credit.leave_one_out",
         "coefficient - credit.leave_one_out", "reverse-sequence-k1-loo-prefix-ratio"),
     "exact form without its prefix weight": (
-        "importance.prefix_ratio_before", "return _bounded_exp(before)", "return torch.ones_like(before)",
+        "importance.ImportanceWeighting.weights", "self._bounded(_bounded_exp(before))", "torch.ones_like(before)",
         "reverse-sequence-exact-prefix-ratio"),
     "token ratio for the prefix": (
         "importance.prefix_ratio", "exp(running_sum(", "exp((", "reverse-sequence-k1-prefix-ratio"),

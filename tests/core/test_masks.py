@@ -134,7 +134,7 @@ SUBJECTS: dict[str, Subject] = {
     )[1:],
     **{
         f"klgrad.core.importance.{name}": lambda x, name=name: getattr(importance, name)(rollout(x))
-        for name in ("token_ratio", "prefix_ratio", "prefix_ratio_before", "sequence_ratio", "on_policy_weights")
+        for name in ("token_ratio", "prefix_ratio", "sequence_ratio")
     },
     **{
         f"klgrad.policy_losses.{name}": lambda x, name=name: getattr(policy_losses, name)(x["logp"], x["mask"])

@@ -12,7 +12,7 @@ from tolerances import EXACT, SINGLE
 from klgrad import ImportanceWeighting, KLTerm, Rollout, Truncate, kl_report, squared_sequence, zoo as cells
 from klgrad.audit.subject import every_term
 from klgrad.core.credit import future, leave_one_out, running_sum, to_go, whole
-from klgrad.core.importance import prefix_ratio, prefix_ratio_before, sequence_ratio, token_ratio
+from klgrad.core.importance import prefix_ratio, sequence_ratio, token_ratio
 from klgrad.core.result import reduce
 from klgrad.core.rollout import DIVERGENCES
 
@@ -128,7 +128,8 @@ def test_ratios_are_what_their_products_say(rollout):
     r = (rollout.logp - rollout.behavior_logp).exp()
     EXACT.check(token_ratio(rollout), r)
     EXACT.check(prefix_ratio(rollout), r.cumprod(-1))
-    EXACT.check(prefix_ratio_before(rollout), torch.cat([torch.ones_like(r[:, :1]), r.cumprod(-1)[:, :-1]], -1))
+    before = ImportanceWeighting("prefix", bound=None).weights(rollout).before
+    EXACT.check(before, torch.cat([torch.ones_like(r[:, :1]), r.cumprod(-1)[:, :-1]], -1))
     EXACT.check(sequence_ratio(rollout), r.prod(-1, keepdim=True))
 
 

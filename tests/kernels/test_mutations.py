@@ -8,24 +8,12 @@ FAULTS = {
     "the reference's probability dropped": (
         "state.logit_gradient", "out = out - w_forward * log_q.exp()", "out = out",
         "test_fused_statistics.py::test_each_output_alone"),
-    "the entropy dropped from alpha": (
-        "state.gradient_numbers", " - w.entropy * statistics.entropy", "",
-        "test_fused_statistics.py::test_each_output_alone"),
     "further entries dropped from alpha": (
         "state.gradient_numbers", "w.logp if elsewhere is None else w.logp + elsewhere", "w.logp",
         "test_fused_statistics.py::test_each_output_alone"),
     "wrong sign of the lag": (
         "state.merge", "+ lag * s.sum_p_delta", "- lag * s.sum_p_delta",
         "test_state.py::test_any_partition_in_any_order_merges_to_the_whole"),
-    "wrong sign of the other lag": (
-        "state.merge", "- lag * s.ref_sum_p_delta", "+ lag * s.ref_sum_p_delta",
-        "test_state.py::test_any_partition_in_any_order_merges_to_the_whole"),
-    "energy of parts not moved": (
-        "state.merge", "(sum_p_logit + drop * mass)", "sum_p_logit",
-        "test_state.py::test_any_partition_in_any_order_merges_to_the_whole"),
-    "series everywhere": (
-        "state.bregman_terms", "near = (a - b).abs() < NEAR[d.dtype]", "near = d == d",
-        "test_state.py::test_a_large_kl_is_right_in_single_precision"),
     "series nowhere": (
         "state.bregman_terms", "near = (a - b).abs() < NEAR[d.dtype]", "near = d != d",
         "test_state.py::test_a_small_kl_is_right_in_single_precision"),
@@ -35,20 +23,8 @@ FAULTS = {
     "bans not counted": (
         "state.finish", "torch.where(s.banned_mass > 0, torch.inf, ", "(",
         "test_state.py::test_an_entry_that_one_bans_makes_one_kl_infinite_and_leaves_the_other_right"),
-    "slope of the soft-cap forgotten": (
-        "head.Transform.slope", "slope * (1 - (logits * (self.temperature / self.softcap)) ** 2)", "slope",
-        "test_fused_statistics.py::test_every_transform_however_much_is_kept"),
     "temperature forgotten in the slope": (
         "head.Transform.slope", "slope = self.scale / self.temperature", "slope = self.scale",
-        "test_fused_statistics.py::test_every_transform_however_much_is_kept"),
-    "kept differences without the tops": (
-        "tiles_torch.gradient", " + (top - ref_top) - lse_difference", " - lse_difference",
-        "test_fused_statistics.py::test_every_transform_however_much_is_kept"),
-    "kept differences without the difference of log-sum-exps": (
-        "tiles_torch.gradient", "ref_top) - lse_difference\n            pair", "ref_top)\n            pair",
-        "test_fused_statistics.py::test_every_transform_however_much_is_kept"),
-    "kept logits without their top": (
-        "tiles_torch.gradient", "z = a + top", "z = a",
         "test_fused_statistics.py::test_every_transform_however_much_is_kept"),
     "kept differences without their mean": (
         "tiling.CachedLogits.load", "torch.where(likelier, mean, 0.0)", "0.0",
@@ -56,9 +32,6 @@ FAULTS = {
     "differences kept whole": (
         "state.mean_difference", "return s.sum_p_delta / s.mass", "return torch.zeros_like(s.mass)",
         "test_passes.py::test_confident_tokens_over_many_slices"),
-    "the reference's logit read as the policy's": (
-        "tiling.CachedLogits.load", "torch.where(likelier, a_or_minus_b, d - a_or_minus_b), d", "a_or_minus_b, d",
-        "test_fused_statistics.py::test_every_transform_however_much_is_kept"),
     "what was kept read twice": (
         "fused_statistics.StatisticsFunction.backward", "replace(s, kept=None)", "s",
         "test_fused_statistics.py::test_a_second_backward_pass_gives_the_same_gradient"),
@@ -75,8 +48,6 @@ FAULTS = {
     "the mean slope left over": (
         "state.with_divergence", "numbers[2] -= weight * mean_slope", "pass",
         "test_tiles_torch.py::test_value_and_gradient"),
-    "the divergence of one tile": (
-        "passes._divergences_of", "parts.sum(1)", "parts[:, 0]", "test_tiles_torch.py::test_value_and_gradient"),
     "the policy's own outputs counted with each reference": (
         "fused_statistics.StatisticsFunction.backward",
         "of_policy if i == 0 else (state.Upstream(none, none, none, none), None)", "of_policy",
@@ -84,14 +55,8 @@ FAULTS = {
     "the gradient towards one reference alone": (
         "passes._recomputed", "local += to", "pass",
         "test_fused_statistics.py::test_value_and_gradient_are_the_weighted_sums"),
-    "the mixture weighted the other way": (
-        "tiles_torch._jensen_shannon_term", "rest * p * p_by_mixture - beta", "rest * p * p_by_mixture + beta",
-        "test_tiles_torch.py::test_value_and_gradient"),
     "the head's mass left over": (
         "topk._pull", "a.exp() * divergence.slope(a - b)", "a.exp() * (divergence.slope(a - b) + 1)",
-        "test_topk.py::test_head_and_sampled_tail_are_unbiased_in_value_and_in_gradient"),
-    "the tail's excess as its slope": (
-        "topk.sampled_tail_kl", "weight * generator.slope(log_ratio)", "weight * generator.excess(log_ratio)",
         "test_topk.py::test_head_and_sampled_tail_are_unbiased_in_value_and_in_gradient"),
     "the head sampled as well": (
         "topk.sampled_tail_kl", "(~in_head.bool())", "torch.ones_like(in_head)",
@@ -99,22 +64,13 @@ FAULTS = {
     "a masked row read": (
         "tiles_triton._statistics_kernel", "place = tl.load(places_ptr + row) if PLACES else row", "place = row",
         "interpreted.py::test_from_masked_logits"),
-    "a masked row written": (
-        "tiles_triton._gradient_kernel", "out_ptr + place * out_stride", "out_ptr + row * out_stride",
-        "interpreted.py::test_from_masked_logits"),
     "the slope dropped": (
         "tiles_triton._gradient_kernel", "(gradient * slope).to(", "gradient.to(", "interpreted.py::test_gradient"),
-    "q dropped": (
-        "tiles_triton._gradient_kernel", "gradient -= w_forward * tl.exp(log_q)", "gradient -= 0",
-        "interpreted.py::test_gradient"),
     "the partial slice summed": (
         "tiles_triton._logits", "z = tl.where(live, z, LOWEST)", "z = z", "interpreted.py::test_statistics"),
     "NaN taken for a ban": (
         "tiles_triton._logits", "tl.where(z < LOWEST, LOWEST, z)", "tl.maximum(z, LOWEST)",
         "interpreted.py::test_nan_is_not_treated_as_a_ban"),
-    "the series everywhere, in Triton": (
-        "tiles_triton._statistics_kernel", "near = tl.abs(d) < NEAR", "near = tl.abs(d) < 1e9",
-        "interpreted.py::test_statistics"),
     "the mark of the kernel's slice": (
         "tiles_triton._gradient_kernel", "row * state_stride + mark", "row * state_stride + 0 * mark",
         "interpreted.py::test_gradient_from_logits_with_marks"),
@@ -124,22 +80,13 @@ FAULTS = {
     "fields of 32 bits": (
         "tiles_triton._statistics_kernel", "field_stride = tl.cast(field_stride, tl.int64)  #", "pass  #",
         "interpreted.py::test_states_with_fields_of_more_than_two_billion_numbers_in_all"),
-    "a slope of another generator": (
-        "tiles_triton._slope", "(1 - PARAMETER) * p_by_mixture", "PARAMETER * p_by_mixture",
-        "interpreted.py::test_divergence_of_a_tile"),
     "a mixture of which only one part counts": (
         "tiles_triton._divergence_kernel", "term += PARTS[i][0] *", "term = PARTS[i][0] *",
         "interpreted.py::test_divergences"),
-    "no series near the reference": (
-        "tiles_triton._term", "near = tl.abs(log_ratio) < NEAR", "near = log_ratio != log_ratio",
-        "interpreted.py::test_divergence_of_a_tile"),
     "bans not counted, in Triton": (
         "tiles_triton._statistics_kernel", "tl.where(d > BANNED, p, 0.0)", "0 * p", "interpreted.py::test_statistics"),
     "one series for both KLs": (
         "hopper.gluon.terms", "forward = (square - reverse) - reverse * d", "forward = square - reverse",
-        "test_hopper.py::test_terms_are_those_of_a_state"),
-    "the series everywhere, on Hopper": (
-        "hopper.gluon.terms", "near = gl.abs(d) < 0.5", "near = gl.abs(d) < 1e9",
         "test_hopper.py::test_terms_are_those_of_a_state"),
     "differences kept whole, on Hopper": (
         "hopper.gluon.kept_pair", "d - mean, d)", "d, d)", "test_hopper.py::test_the_kept_pair_is_that_of_kept"),
@@ -148,9 +95,6 @@ FAULTS = {
         "test_hopper.py::test_a_maximum_above_zero_by_rounding_is_kept_as_zero"),
     "no difference of log-sum-exps": (
         "hopper.gluon.logit_gradient", "(z - z_ref) - lse_difference", "(z - z_ref)",
-        "test_hopper.py::test_the_gradient_is_that_of_the_weights"),
-    "no target": (
-        "hopper.gluon.logit_gradient", "gl.where(hit, w_logp, 0.0)", "0.0",
         "test_hopper.py::test_the_gradient_is_that_of_the_weights"),
 }  # fmt: skip
 """Where the fault is, the sound text, the faulty text, and the test that must fail."""

@@ -13,8 +13,6 @@ import pytest
 from kernels.cases import GENERATORS
 from some import first
 
-from klgrad.kernels.tiles_torch import parts_of
-
 FILE = Path(__file__).with_name("interpreted.py")
 QUIET = ["-W", "ignore::RuntimeWarning"]  # numpy's, of infinities that a GPU passes over in silence
 
@@ -36,7 +34,7 @@ NUMBERS = ("scale", "cap", "inverse_temperature", "ref_scale", "ref_cap", "ref_i
 SWITCHES = dict.fromkeys(
     ("PAIRED", "BIAS", "REF_BIAS", "SOFTCAP", "REF_SOFTCAP", "KEEP", "EXTRA", "KEPT", "PLACES"), True
 )
-PARTS = tuple((0.1 * i, *part[1:]) for i, d in enumerate(GENERATORS) for part in parts_of(d) or ())
+PARTS = tuple((0.1 * i, *part[1:]) for i, d in enumerate(GENERATORS) for part in d.parts)
 """Every generator."""
 VARIANTS = {
     "everything": {},

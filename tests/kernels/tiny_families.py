@@ -1,9 +1,6 @@
-"""Tiny models of every family of transformers, and what the source of a family does with its logits."""
+"""Tiny models of every family of transformers."""
 
-import ast
-import inspect
 import re
-import textwrap
 from typing import Any
 
 import torch
@@ -106,31 +103,3 @@ def outputs(model: Any) -> tuple[torch.Tensor, torch.Tensor]:
         return model.base_model(**given).last_hidden_state, logits
     except Exception as error:
         raise NotBuiltError(f"{type(error).__name__}: {error}") from error
-
-
-def changes_of_logits(name: str) -> list[str]:
-    """The lines of a family's forward pass that compute with hidden states or logits after the base model."""
-    return changes_in(inspect.getsource(inspect.unwrap(getattr(transformers, name).forward)))
-
-
-def changes_in(source: str) -> list[str]:
-    """Assignments to logits or hidden states that are more than a call of a module, a slice or a change of dtype."""
-    found = []
-    for node in ast.walk(ast.parse(textwrap.dedent(source))):
-        if isinstance(node, ast.Assign | ast.AugAssign):
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            assigned = {x.id for target in targets for x in ast.walk(target) if isinstance(x, ast.Name)}
-            computed = any(isinstance(x, ast.BinOp) and not _is_index(x) for x in ast.walk(node.value))
-            in_place = isinstance(node, ast.AugAssign) or any(isinstance(x, ast.Subscript) for x in targets)
-            if any(OUTPUT.search(x) for x in assigned) and (computed or in_place or CALLS.search(ast.unparse(node))):
-                found.append(ast.unparse(node))
-    return found
-
-
-OUTPUT = re.compile(r"logits$|^hidden_states$|^sequence_output$|^prediction_scores$")
-CALLS = re.compile(r"tanh|clamp|where|masked_fill|softmax|cap\(|\.(mul|div)_?\(")
-
-
-def _is_index(node: ast.BinOp) -> bool:
-    """Sums of positions, as in `hidden_states[:, -(keep + 1):]`."""
-    return not re.search(r"logits(?!_to_keep)|hidden|output|lm_head|scores", ast.unparse(node))

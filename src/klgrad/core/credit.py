@@ -5,7 +5,7 @@ completion (`whole`). Only the last two are unbiased for a sequence-level diverg
 """
 
 from collections.abc import Callable
-from typing import NamedTuple, cast
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -32,35 +32,23 @@ def running_sum(x: Tensor) -> Tensor:
 # Groups of completions by their labels.
 
 
-class NumberedGroups(NamedTuple):
-    """Groups numbered from 0.
-
-    Attributes:
-        number: (B,) the number of each completion's group.
-        sizes: (G,) the number of completions in each group.
-    """
-
-    number: Tensor
-    sizes: Tensor
-
-
-def number_groups(label: Tensor) -> NumberedGroups:
+def number_groups(label: Tensor) -> tuple[Tensor, Tensor]:
     """Number the groups of completions that share a label.
 
     Args:
         label: (B,) integers.
 
     Returns:
-        The groups, numbered in the order of their labels.
+        (B,) the number of each completion's group, from 0 in the order of the labels; (G,) the sizes of the groups.
 
     Examples:
         >>> import torch
         >>> number_groups(torch.tensor([7, 3, 7]))
-        NumberedGroups(number=tensor([1, 0, 1]), sizes=tensor([1, 2]))
+        (tensor([1, 0, 1]), tensor([1, 2]))
     """
     unique = cast("Callable[..., tuple[Tensor, Tensor, Tensor]]", torch.unique)  # pyright: ignore[reportUnknownMemberType]
     _, number, sizes = unique(label, return_inverse=True, return_counts=True)
-    return NumberedGroups(number, sizes)
+    return number, sizes
 
 
 def to_go(x: Tensor, mask: Tensor, discount: float = 1.0) -> Tensor:

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
-from typing import cast
+from typing import Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -47,6 +47,18 @@ WIDEST = 700.0
 """The largest |log π/ref| that an optimum may have: exp of it is still a float64."""
 
 
+Kind = Literal["alpha", "jensen-shannon", "total-variation", "huber"]
+"""The generators whose terms over a whole vocabulary the kernels have."""
+
+
+class GeneratorPart(NamedTuple):
+    """A weight, and a generator with its parameter: order, β, bound, or 0 for none."""
+
+    weight: float
+    kind: Kind
+    parameter: float
+
+
 @dataclass(frozen=True)
 class Divergence:
     """An f-divergence of π from ref, in terms of l = log π/ref.
@@ -59,6 +71,7 @@ class Divergence:
         excess: f(u)/u, whose mean over samples of π is the divergence.
         formula: the slope as text, in l.
         scale: the derivative of the slope at l = 0; inf where the slope jumps there.
+        parts: the generators of this module whose weighted sum it is; empty for functions of your own.
 
     Examples:
         >>> import torch
@@ -72,6 +85,7 @@ class Divergence:
     excess: Function = field(compare=False, repr=False)
     formula: str
     scale: float = 1.0
+    parts: tuple[GeneratorPart, ...] = field(default=(), compare=False, repr=False)
 
     def over(self, logp: Tensor, ref_logp: Tensor) -> Tensor:
         """The divergence over a whole vocabulary, for `Rollout.token_divergence`.
@@ -159,9 +173,9 @@ def alpha(order: float) -> Divergence:
         >>> divergences.alpha(0.5).slope(torch.tensor([-1.0, 1.0]))
         tensor([-1.2974,  0.7869])
     """
-    power = 1 - order
+    power, parts = 1 - order, (GeneratorPart(1.0, "alpha", float(order)),)
     if power == 0:
-        return Divergence("reverse-kl", lambda log_ratio: log_ratio, k3.value, "l")
+        return Divergence("reverse-kl", lambda log_ratio: log_ratio, k3.value, "l", parts=parts)
 
     def slope(log_ratio: Tensor) -> Tensor:
         return -_expm1_capped(-power * log_ratio) / power
@@ -175,7 +189,7 @@ def alpha(order: float) -> Divergence:
     formulas = {0.0: "1 - exp(-l)", 2.0: "exp(l) - 1"}
     formula = formulas.get(order, f"(1 - exp({-power:g} l)) / {power:g}")
     name = names.get(order, f"alpha({short_number(order)})")
-    return Divergence(name, slope, forward_k3.value if order == 0 else excess, formula)
+    return Divergence(name, slope, forward_k3.value if order == 0 else excess, formula, parts=parts)
 
 
 def jensen_shannon(beta: float = 0.5) -> Divergence:
@@ -225,7 +239,8 @@ def jensen_shannon(beta: float = 0.5) -> Divergence:
         return rest * k3.value(to_policy) + beta * exp_capped(-near) * k3.value(-to_ref)
 
     name = "jensen-shannon" if beta == 0.5 else f"jensen-shannon({short_number(beta)})"
-    return Divergence(name, slope, excess, f"-{rest:g} log({beta:g} exp(-l) + {rest:g})", beta * rest)
+    formula, parts = f"-{rest:g} log({beta:g} exp(-l) + {rest:g})", (GeneratorPart(1.0, "jensen-shannon", beta),)
+    return Divergence(name, slope, excess, formula, beta * rest, parts)
 
 
 def huber(bound: float) -> Divergence:
@@ -255,10 +270,11 @@ def huber(bound: float) -> Divergence:
         share = exp_capped(near - log_ratio)
         return k3.value(near) * share + near * (1 - share)
 
-    text = short_number(bound)
-    return Divergence(
-        f"huber({text})", lambda log_ratio: log_ratio.clamp(-bound, bound), excess, f"clip(l, -{text}, {text})"
-    )
+    def slope(log_ratio: Tensor) -> Tensor:
+        return log_ratio.clamp(-bound, bound)
+
+    text, parts = short_number(bound), (GeneratorPart(1.0, "huber", float(bound)),)
+    return Divergence(f"huber({text})", slope, excess, f"clip(l, -{text}, {text})", parts=parts)
 
 
 def short_number(number: float) -> str:
@@ -273,7 +289,12 @@ def _expm1_capped(x: Tensor) -> Tensor:
 
 REVERSE_KL, FORWARD_KL, HELLINGER, CHI_SQUARE = alpha(1.0), alpha(0.0), alpha(0.5), alpha(2.0)
 TOTAL_VARIATION = Divergence(
-    "total-variation", torch.sign, lambda log_ratio: _expm1_capped(-log_ratio).abs(), "sign(l)", math.inf
+    "total-variation",
+    torch.sign,
+    lambda log_ratio: _expm1_capped(-log_ratio).abs(),
+    "sign(l)",
+    math.inf,
+    (GeneratorPart(1.0, "total-variation", 0.0),),
 )
 """The sum of |π - ref|: twice the total variation distance."""
 
@@ -402,18 +423,7 @@ def bisect(
     return low, high
 
 
-@dataclass(frozen=True)
-class Mixture(Divergence):
-    """A weighted sum of divergences.
-
-    Attributes:
-        parts: each weight with its divergence.
-    """
-
-    parts: tuple[tuple[float, Divergence], ...] = ()
-
-
-def mixture(*parts: tuple[float, Divergence]) -> Mixture:
+def mixture(*parts: tuple[float, Divergence]) -> Divergence:
     """The weighted sum of several divergences, such as γ forward KL + (1 - γ) reverse KL.
 
     Args:
@@ -437,11 +447,12 @@ def mixture(*parts: tuple[float, Divergence]) -> Mixture:
     weights = [weight for weight, _ in parts]
     if not parts or not all(0 < weight < math.inf for weight in weights):
         raise MeaningError("one or more weights > 0", f"{weights}", "leave out a part that has no weight")
-    return Mixture(
+    are_known = all(part.parts for _, part in parts)
+    return Divergence(
         " + ".join(f"{short_number(weight)} {part.name}" for weight, part in parts),
         lambda log_ratio: torch.stack([weight * part.slope(log_ratio) for weight, part in parts]).sum(0),
         lambda log_ratio: torch.stack([weight * part.excess(log_ratio) for weight, part in parts]).sum(0),
         " + ".join(f"{short_number(weight)} ({part.formula})" for weight, part in parts),
         sum(weight * part.scale for weight, part in parts),
-        parts,
+        tuple(x._replace(weight=weight * x.weight) for weight, part in parts for x in part.parts) if are_known else (),
     )

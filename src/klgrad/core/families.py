@@ -75,22 +75,6 @@ SAMPLED_ESTIMATORS: dict[str, tuple[TermEstimator, ...]] = {"reverse": ("k1", "k
 """By divergence; any other has `sampled` alone."""
 
 
-# The influence bound: how much one sample's log-ratio may contribute to a coefficient.
-
-
-def check_influence_bound(bound: float | None) -> None:
-    """Raise `MeaningError` unless the bound is None or a positive, finite number."""
-    if bound is not None and not 0 < bound < float("inf"):
-        raise MeaningError(
-            "a positive, finite influence bound, or None", f"{bound}", "write influence_bound=5.0, for example"
-        )
-
-
-def clip_influence(x: Tensor, bound: float | None) -> Tensor:
-    """Clip `x` to [-bound, bound], the slope of a Huber loss; None leaves it as it is."""
-    return x if bound is None else x.clamp(-bound, bound)
-
-
 # The table: which values of the options may be declared.
 
 
@@ -112,10 +96,16 @@ def check(term: KLTerm) -> None:
 
 
 def _refusals(term: KLTerm) -> tuple[tuple[bool, str, str, str], ...]:
-    is_exact, ratio, estimator = term.estimator == "exact", ratio_of(term), repr(term.estimator)
-    is_token, future, between = term.level == "token", has_future(term), is_between_completions(term)
-    discounted, leave_one_out = 0 < term.discount < 1, term.baseline == "leave_one_out"
-    is_foreign = not is_exact and term.estimator not in SAMPLED_ESTIMATORS.get(str(term.divergence), ("sampled",))
+    is_exact, is_token, future, between = (
+        term.estimator == "exact",
+        term.level == "token",
+        has_future(term),
+        is_between_completions(term),
+    )
+    estimator, discounted, ratio = repr(term.estimator), 0 < term.discount < 1, ratio_of(term)
+    estimators = (*SAMPLED_ESTIMATORS.get(str(term.divergence), ("sampled",)), "exact")
+    other = "forward" if term.estimator == "k3" else "reverse"
+    ratios, reason = _ratios(term)
     return (
         (
             is_exact and between,
@@ -131,58 +121,26 @@ def _refusals(term: KLTerm) -> tuple[tuple[bool, str, str, str], ...]:
             "write estimator='k1', or level='sequence' with a discount above 0",
         ),
         (
-            is_foreign and term.divergence == "reverse",
-            "for the reverse KL estimator='k1', 'k1_k3' or 'exact'",
-            f"{estimator}, whose slope 1 - exp(-l) is the gradient of the forward KL",
-            "write estimator='k1_k3' for k3's low variance with the reverse gradient, or divergence='forward' "
-            "if that was meant; GRPO's term, for study, is zoo.get('k3-loss')",
+            term.estimator not in estimators,
+            f"estimator in {estimators} for divergence={term.divergence!r}",
+            f"{estimator}, which has the gradient of the {other} KL",
+            f"write estimator={estimators[-2]!r}{' for the low variance of k3' if estimators[-2] == 'k1_k3' else ''}, "
+            f"or divergence={other!r} if that was meant; GRPO's term, for study, is zoo.get('k3-loss')",
         ),
         (
-            is_foreign and term.divergence == "forward",
-            "for the forward KL estimator='k3' (coefficient 1 - exp(-l)), or 'exact' at level='token'",
-            f"{estimator}, whose coefficient l is the gradient of the reverse KL",
-            "write estimator='k3', or divergence='reverse'",
-        ),
-        (
-            is_foreign,
-            "estimator='sampled' or 'exact' for a divergence that is no KL",
-            f"{estimator}, which has the gradient of a KL",
-            "write estimator='sampled', or divergence='reverse' or 'forward'",
-        ),
-        (
-            is_token and discounted,
-            "no discount at level='token', which is discount 0",
-            f"discount={term.discount:g}",
-            "write level='sequence' with the discount (level='future' if it is not the reverse KL), or drop the "
-            "discount",
-        ),
-        (
-            between and discounted,
-            "discount=1 between completions (level='sequence'), where the coefficient is one for all tokens",
+            discounted and not future,
+            f"a discount of 0 or 1 at level={term.level!r}, where no later token has a part of its own",
             f"discount={term.discount:g}",
             "write level='future' with the discount, or drop the discount",
         ),
         (
-            is_token and is_exact and ratio == "token",
-            "no token ratio for an exact token term: a sum over the vocabulary needs none, and on stale samples "
-            "the term without a ratio is the target on the sampler's prefixes",
+            ratio is not None and ratio not in ratios,
+            f"ratio in {ratios} for estimator={estimator} at level={term.level!r}: {reason}",
             f"ratio={ratio!r}",
-            "write weighting=None, or ImportanceWeighting('prefix', ...) for π's own prefixes",
+            f"write ImportanceWeighting({ratios[0]!r}, ...)",
         ),
         (
-            future and ratio == "token",
-            "a ratio that covers the prefix, for a term with a future",
-            f"ratio={ratio!r}, which leaves the sampler's prefixes in the expectation",
-            "write ImportanceWeighting('prefix', ...), or level='token' for the target on the sampler's prefixes",
-        ),
-        (
-            between and ratio in ("token", "prefix"),
-            "the sequence ratio at level='sequence', whose coefficient is one for all tokens",
-            f"ratio={ratio!r}",
-            "write ImportanceWeighting('sequence', ...)",
-        ),
-        (
-            is_token and is_exact and leave_one_out,
+            is_token and is_exact and term.baseline == "leave_one_out",
             "no baseline for an exact token term (level='token' or discount=0), whose gradient has no sampled score "
             "to centre",
             f"baseline={term.baseline!r}",
@@ -201,6 +159,17 @@ def _refusals(term: KLTerm) -> tuple[tuple[bool, str, str, str], ...]:
             "write divergence='reverse' and estimator='k1', or baseline='none'",
         ),
     )
+
+
+def _ratios(term: KLTerm) -> tuple[tuple[Ratio, ...], str]:
+    """The ratios that a term may have, and why no others."""
+    if is_between_completions(term):
+        return ("sequence",), "the coefficient is one for all tokens"
+    if has_future(term):
+        return ("prefix", "sequence"), "a token ratio leaves the sampler's prefixes in the expectation"
+    if term.estimator == "exact":
+        return ("prefix", "sequence"), "without a ratio it is the target on the sampler's prefixes"
+    return get_args(Ratio), ""
 
 
 def ratio_of(term: KLTerm) -> Ratio | None:
@@ -359,8 +328,9 @@ def evaluate(term: KLTerm, rollout: Rollout, weights: Weights) -> tuple[Tensor, 
         later = later if has_future(term) else None
     else:
         own, later, estimate = contributions(term, rollout)
-        coefficient = weights.own * clip_influence(own, term.influence_bound)
-        later = None if later is None else weights.own * clip_influence(later, term.influence_bound)
+        bound = float("inf") if term.influence_bound is None else term.influence_bound  # the slope of a Huber loss
+        coefficient = weights.own * own.clamp(-bound, bound)
+        later = None if later is None else weights.own * later.clamp(-bound, bound)
         value, pathwise = (weights.own[:, : estimate.shape[1]] * estimate).sum(-1), None
     if later is not None:
         coefficient = coefficient + credit.future(later, rollout.mask, term.discount)

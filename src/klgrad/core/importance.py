@@ -156,29 +156,6 @@ def prefix_ratio(rollout: Rollout) -> Tensor:
     return _bounded_exp(running_sum(_log_token_ratio(rollout)))
 
 
-def prefix_ratio_before(rollout: Rollout) -> Tensor:
-    """The ratio of the tokens before each token, w_{t-1} = r_1 ... r_{t-1}.
-
-    Args:
-        rollout: the batch.
-
-    Returns:
-        (B, T), detached; 1 at the first token.
-
-    Examples:
-        >>> import torch
-        >>> from klgrad import Rollout, importance
-        >>> log2 = torch.tensor(2.0).log()
-        >>> rollout = Rollout(-log2.expand(1, 2), -log2.expand(1, 2), torch.ones(1, 2), -2 * log2.expand(1, 2))
-        >>> importance.prefix_ratio_before(rollout)
-        tensor([[1., 2.]])
-    """
-    log_ratio = _log_token_ratio(rollout)
-    before = torch.zeros_like(log_ratio)
-    before[:, 1:] = running_sum(log_ratio)[:, :-1]
-    return _bounded_exp(before)
-
-
 def sequence_ratio(rollout: Rollout) -> Tensor:
     """The ratio of each completion, w_T = r_1 ... r_T.
 
@@ -286,32 +263,15 @@ class ImportanceWeighting:
             return Weights(self._bounded(raw), torch.ones_like(raw), raw)
         if self.ratio == "prefix":
             raw = prefix_ratio(rollout)
-            return Weights(self._bounded(raw), self._bounded(prefix_ratio_before(rollout)), raw)
+            before = running_sum(_log_token_ratio(rollout)).roll(1, -1)
+            before[:, 0] = 0
+            return Weights(self._bounded(raw), self._bounded(_bounded_exp(before)), raw)
         raw = sequence_ratio(rollout)
         weight = self._bounded(raw).expand_as(rollout.log_ratio)
         return Weights(weight, weight, raw)
 
     def _bounded(self, ratio: Tensor) -> Tensor:
         return ratio if self.bound is None else self.bound(ratio)
-
-
-def on_policy_weights(rollout: Rollout) -> Weights:
-    """Weights of 1, for samples of π itself.
-
-    Args:
-        rollout: the batch, for its shape.
-
-    Returns:
-        The weights, without raw ratios.
-
-    Examples:
-        >>> import torch
-        >>> from klgrad import Rollout, importance
-        >>> importance.on_policy_weights(Rollout(-torch.ones(1, 2), -torch.ones(1, 2), torch.ones(1, 2))).own
-        tensor([[1., 1.]])
-    """
-    one = torch.ones_like(rollout.log_ratio)
-    return Weights(one, one, None)
 
 
 def effective_sample_size(weight: Tensor) -> Tensor:

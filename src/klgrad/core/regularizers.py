@@ -8,7 +8,6 @@ from torch import Tensor
 from ..errors import MeaningError, RolloutError
 from .credit import group_total
 from .divergences import bisect, check_beta
-from .families import check_influence_bound, clip_influence
 from .result import KLResult, assemble
 from .rollout import Rollout, check_tensors
 
@@ -19,7 +18,7 @@ from .rollout import Rollout, check_tensors
 # the reward and the log-ratio are centred together, as its docstring explains.
 
 
-def squared_sequence(rollout: Rollout, influence_bound: float | None = None) -> KLResult:
+def squared_sequence(rollout: Rollout) -> KLResult:
     r"""Half the squared log-ratio of whole completions, (Σ_t l_t)² / 2, under any sampler.
 
     Estimates:
@@ -36,7 +35,6 @@ def squared_sequence(rollout: Rollout, influence_bound: float | None = None) -> 
 
     Args:
         rollout: the batch.
-        influence_bound: clips each completion's Σ_t l_t in the coefficient (Huber's slope).
 
     Returns:
         The loss, the coefficients and the value; see `KLResult`.
@@ -53,13 +51,11 @@ def squared_sequence(rollout: Rollout, influence_bound: float | None = None) -> 
         Tang, Cohen, Zhang, Valko and Munos, RL-finetuning LLMs from on- and off-policy data with a single algorithm,
         2025, arXiv:2503.19612 (AGRO, of which this is the part without the reward).
     """
-    check_influence_bound(influence_bound)
     total = rollout.log_ratio.sum(-1)
-    bounded = clip_influence(total, influence_bound)
     return assemble(
         rollout,
         "sequence",
-        coefficient=bounded[:, None].expand_as(rollout.logp),
+        coefficient=total[:, None].expand_as(rollout.logp),
         pathwise=None,
         value_per_sequence=total.square() / 2,
         diagnose=lambda: {"length/mean": rollout.lengths.mean(), "log_ratio/abs_max": total.abs().amax()},

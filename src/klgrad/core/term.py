@@ -1,5 +1,6 @@
 """`KLTerm`: a KL term declared by what it means, and computed accordingly."""
 
+import math
 from collections.abc import Iterable
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from functools import partial
@@ -13,8 +14,8 @@ from ..targets import Descends
 from . import families
 from .divergences import Divergence, by_name, named, short_number
 from .estimators import MAX_EXPONENT
-from .families import VALUES, Baseline, Formula, Level, TermEstimator, check_influence_bound
-from .importance import ImportanceWeighting, effective_sample_size, on_policy_weights
+from .families import VALUES, Baseline, Formula, Level, TermEstimator
+from .importance import ImportanceWeighting, Weights, effective_sample_size
 from .result import KLResult, Reduction, assemble
 from .rollout import Rollout
 
@@ -185,7 +186,12 @@ class KLTerm:
             raise MeaningError(
                 "a discount in [0, 1]", f"{self.discount:g}", "write 1 for the whole future, or 0 for the token level"
             )
-        check_influence_bound(self.influence_bound)
+        if self.influence_bound is not None and not 0 < self.influence_bound < math.inf:
+            raise MeaningError(
+                "a positive, finite influence bound, or None",
+                f"{self.influence_bound}",
+                "write influence_bound=5.0, for example",
+            )
 
     @property
     def generator(self) -> Divergence:
@@ -234,7 +240,8 @@ class KLTerm:
         Raises:
             RolloutError: if `behavior_logp`, `group` or the full-vocabulary KL is needed and missing.
         """
-        weights = on_policy_weights(rollout) if self.weighting is None else self.weighting.weights(rollout)
+        one = torch.ones_like(rollout.log_ratio)
+        weights = Weights(one, one, None) if self.weighting is None else self.weighting.weights(rollout)
         coefficient, value, pathwise = families.evaluate(self, rollout, weights)
         return assemble(
             rollout,

@@ -8,7 +8,6 @@ from typing import NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
-from torch.distributed import ProcessGroup
 
 from ..core.divergences import Divergence, named
 from ..core.rollout import Rollout
@@ -26,7 +25,7 @@ from .head import (
 from .hopper import used_for
 from .passes import gradients, over_kept, scan
 from .state import log_prob
-from .tiling import CPU_STRIP, Mode, Operands, PassConfig, Tile, TilePlan, make_plan, shard_of
+from .tiling import CPU_STRIP, Mode, Operands, PassConfig, Tile, TilePlan, make_plan
 
 # Checks of the results of the kernels; those of the inputs are in `head.py`.
 
@@ -261,7 +260,6 @@ def token_statistics(
     divergence: str | Divergence | None = None,
     mode: Mode = "lean",
     budget: int | None = None,
-    group: ProcessGroup | None = None,
     validate: bool = True,
 ) -> TokenStatistics:
     r"""Compute log-probs, entropy and exact KLs of each token from hidden states, without storing (N, V) logits.
@@ -295,8 +293,6 @@ def token_statistics(
             no limit, and recomputes nothing.
         budget: bytes for tiles of logits and for logits kept until the backward pass (16 bits each for half-precision
             inputs); overrides the budget of the mode.
-        group: a process group over which the vocabulary is split, in order of rank; both heads hold the rows of this
-            rank. The gradient of `hidden` is then summed over the group.
         validate: check that targets are in the vocabulary and results are finite. This costs one device
             synchronisation.
 
@@ -339,7 +335,6 @@ def token_statistics(
     )
     tokens = flat(targets).long().contiguous()
     others = tokens.new_empty(len(tokens), 0) if entries is None else flat(entries).long().contiguous()
-    shard = shard_of(len(policy[1]), group, hidden.device)
     transforms = [Transform() if h is None else h.transform for _, h in pairs]
     # Logits of the kernels for Hopper round differently, and they compute no divergence, and one reference.
     alone = divergence is None and len(pairs) == 1
@@ -353,15 +348,13 @@ def token_statistics(
         budget=budget,
         hopper=hopper,
     )
-    local = lambda x: x if shard.start == 0 else x - shard.start
     config = PassConfig(
-        local(tokens),
-        local(others),
+        tokens,
+        others,
         _plan_for(divergence, hidden.device, plan, len(pairs)),
         head.transform,
         transforms[0],
-        shard,
-        backend_for(policy[0]) if divergence is None or tiles_torch.parts_of(divergence) else tiles_torch,
+        backend_for(policy[0]) if divergence is None or divergence.parts else tiles_torch,
         hopper,
         divergence,
     )
@@ -371,7 +364,7 @@ def token_statistics(
         outputs = StatisticsFunction.apply(*policy, configs, weights, *flattened)
     logp, ref_logp, reverse, forward, entropy, entries_logp, *wanted_divergence = outputs
     if validate:
-        check_outcome(torch.cat([tokens[:, None], others], 1), shard.vocabulary, outputs, policy, references)
+        check_outcome(torch.cat([tokens[:, None], others], 1), head.vocabulary, outputs, policy, references)
     back = lambda x: all_rows(x, index, live.shape)
     paired = ref_hidden is not None
     return TokenStatistics(

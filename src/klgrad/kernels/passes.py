@@ -20,7 +20,7 @@ class ForwardState:
     Attributes:
         picked: (2, N) logits of the targets, by the policy and by the reference.
         others: (N, k) logits of other entries, by the policy.
-        states: (FIELDS, slices, N) of this process' part of the vocabulary; on Hopper some are merged.
+        states: (FIELDS, slices, N) of the slices of the vocabulary; on Hopper some are merged.
         kept: logits of the first `plan.kept` entries, or None.
         divergence: (2, N) the divergence and the mean of its slope, or None.
     """
@@ -48,12 +48,10 @@ def scan(pairs: list[Operands]) -> list[ForwardState]:
         if config.hopper
         else _states_of(pairs, picked, others, kept)
     )
-    total = config.shard.total
-    statistics = [state.finish(config.shard.merge(state.merge(parts))) for parts in states]
-    divergences = [None] * len(pairs) if config.divergence is None else map(total, _divergences_of(pairs, statistics))
-    others = total(others)
+    statistics = [state.finish(state.merge(parts)) for parts in states]
+    divergences = [None] * len(pairs) if config.divergence is None else _divergences_of(pairs, statistics)
     return [
-        ForwardState(whole, total(logits), others, sums, kept, divergence)
+        ForwardState(whole, logits, others, sums, kept, divergence)
         for whole, logits, sums, divergence in zip(statistics, picked, states, divergences, strict=True)
     ]
 
@@ -189,7 +187,7 @@ def gradients(
         recomputed = _recomputed(pairs, rows, done, forward_states, numbers, others)
         _chunk(operands, rows, part, recomputed, total)
     return Gradients(
-        None if total.hidden is None else operands.config.shard.total(total.hidden),
+        total.hidden,
         None if total.weight is None else total.weight.to(operands.weight.dtype),
         None if total.bias is None or operands.bias is None else total.bias.to(operands.bias.dtype),
     )

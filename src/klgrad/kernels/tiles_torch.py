@@ -4,14 +4,11 @@
 """
 
 import math
-from functools import lru_cache
-from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..core.divergences import TOTAL_VARIATION, Divergence, Mixture, alpha, huber, jensen_shannon
-from ..core.estimators import Function
+from ..core.divergences import Divergence
 from . import state, tiling
 from .head import Transform
 from .state import NEAR
@@ -36,67 +33,16 @@ from .tiling import CachedLogits, Tile
 #     total variation             |p - q|                                    p |φ(-l) - l|
 #     Huber, n = clip(l, -c, c)   p n + q e^n (φ(-n) - n), with φ as it is near and far
 
-Kind = Literal["alpha", "jensen-shannon", "total-variation", "huber"]
-
 LARGEST_EXPONENT = 70.0
 """Of a term: the sum of e^70 over any vocabulary is a float32."""
-DIGITS = 12
-"""Decimals of a parameter that is read off: order 0 and 1 are then exact."""
-
-
-class GeneratorPart(NamedTuple):
-    """A weight, and a generator of this file with its parameter: order, β, bound, or 0 for none."""
-
-    weight: float
-    kind: Kind
-    parameter: float
-
-
-def parts_of(divergence: Divergence) -> tuple[GeneratorPart, ...] | None:
-    """The generators of which a divergence is the weighted sum; None if one of them is not in this file.
-
-    A generator is known by its curve, whoever wrote it: a few points give its parameter, and the others must agree.
-    """
-    if not isinstance(divergence, Mixture):
-        return _alone(divergence.slope, divergence.excess)
-    parts: list[GeneratorPart] = []
-    for weight, one in divergence.parts:
-        inner = parts_of(one)
-        if inner is None:
-            return None
-        parts += [part._replace(weight=weight * part.weight) for part in inner]
-    return tuple(parts)
-
-
-@lru_cache
-def _alone(slope: Function, excess: Function) -> tuple[GeneratorPart] | None:
-    """Those of one divergence. Its functions are the key, because two divergences may have one name."""
-    points = torch.tensor([-40.0, -30.0, -1.0, 1.0, 600.0], dtype=torch.float64)
-    lowest, low, left, right, highest = slope(points).tolist()
-    candidates: list[tuple[Kind, float, Divergence]] = [("total-variation", 0.0, TOTAL_VARIATION)]
-    if left * right < 0:
-        order = round(1 - math.log(-left / right), DIGITS)
-        candidates.append(("alpha", order, alpha(order)))
-    beta = round(1 - (low - lowest) / 10, DIGITS)  # far below 0 the slope of Jensen-Shannon rises by 1 - β
-    if 0 < beta < 1:
-        candidates.append(("jensen-shannon", beta, jensen_shannon(beta)))
-    if 0 < highest < math.inf:
-        candidates.append(("huber", highest, huber(highest)))
-    at = torch.linspace(-25, 25, 101, dtype=torch.float64)
-    same = lambda one, other: torch.allclose(one(at), other(at), rtol=1e-9, atol=1e-12)
-    for kind, parameter, known in candidates:
-        if same(slope, known.slope) and same(excess, known.excess):
-            return (GeneratorPart(1.0, kind, parameter),)
-    return None
 
 
 def terms(divergence: Divergence, log_p: Tensor, log_q: Tensor, log_ratio: Tensor) -> Tensor:
     """Compute p f(u)/u of each entry."""
-    parts = parts_of(divergence)
-    if parts is None:
+    if not divergence.parts:
         return log_p.exp() * divergence.excess(log_ratio)
     total = torch.zeros_like(log_p)
-    for weight, kind, parameter in parts:
+    for weight, kind, parameter in divergence.parts:
         total = total + weight * TERMS[kind](log_p, log_q, log_ratio, parameter)
     return total
 

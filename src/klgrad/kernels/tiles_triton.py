@@ -10,11 +10,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..core.divergences import Divergence
+from ..core.divergences import Divergence, Kind
 from ..core.estimators import MAX_EXPONENT
 from . import state
 from .head import Transform
-from .tiles_torch import LARGEST_EXPONENT, Kind, parts_of
+from .tiles_torch import LARGEST_EXPONENT
 from .tiling import LARGEST_KEPT, MARKED, CachedLogits, Tile
 
 # pyright: reportCallIssue=false, reportArgumentType=false, reportPossiblyUnboundVariable=false
@@ -157,9 +157,7 @@ def _present(x: Tensor | None, stand_in: Tensor) -> Tensor:
 
 def _parts(divergence: Divergence) -> tuple[tuple[float, int, float], ...]:
     """Weight, kind and parameter of each generator, as a kernel reads them."""
-    parts = parts_of(divergence)
-    assert parts is not None  # others are computed by torch
-    return tuple((part.weight, KINDS[part.kind], part.parameter) for part in parts)
+    return tuple((part.weight, KINDS[part.kind], part.parameter) for part in divergence.parts)
 
 
 ALPHA, JENSEN_SHANNON, TOTAL_VARIATION, HUBER = (tl.constexpr(i) for i in range(4))

@@ -1,16 +1,14 @@
-"""How the logits are cut into tiles: a tile, the plan of memory, the processes and the operands."""
+"""How the logits are cut into tiles: a tile, the plan of memory and the operands."""
 
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Literal, get_args
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from ..core.divergences import Divergence
 from ..errors import KernelInputError
-from . import state
 from .head import Transform
 
 # One tile of the logits: some of the tokens times some of the vocabulary entries.
@@ -21,9 +19,9 @@ class Tile:
     """Raw logits of both models, before bias and transform, with the tokens' targets.
 
     Attributes:
-        start: the first vocabulary entry of the tile, counted from the start of the head.
+        start: the first vocabulary entry of the tile.
         width: number of vocabulary entries.
-        targets: (N,) sampled tokens, counted from the start of the head.
+        targets: (N,) sampled tokens.
         raw: (N, width) logits of the policy in the accumulation dtype, or None if the tile was kept.
         ref_raw: (N, width) logits of the reference, or None if the tile was kept or without a reference.
         bias: (V,) bias of the policy's head, or None.
@@ -211,7 +209,7 @@ def make_plan(
 
     Args:
         tokens: number of live tokens.
-        vocabulary: number of entries of this rank's head.
+        vocabulary: number of entries of the head.
         dtype: of the hidden states.
         paired: whether there is a reference.
         mode: the default of the budget: `lean` is 2 GiB, `fast` is no limit.
@@ -253,45 +251,6 @@ def make_plan(
         kept = min(vocabulary, (limit - columns * per_column) // (GRANULE * per_kept + stats_bytes) * GRANULE)
     kept_bytes = kept * per_kept + -(-kept // GRANULE) * stats_bytes
     return TilePlan(rows, strip, columns, kept, columns * per_column, kept_bytes)
-
-
-# A head whose vocabulary is split over processes. Running sums are gathered, logits are not.
-
-
-@dataclass(frozen=True, eq=False)
-class Shard:
-    """The part of a vocabulary of this process, from entry `start` on.
-
-    `vocabulary` is the size of the whole; `group` is the process group, None if the vocabulary is not split.
-    """
-
-    vocabulary: int
-    group: dist.ProcessGroup | None = None
-    start: int = 0
-
-    def merge(self, part: Tensor) -> Tensor:
-        """Merge the (FIELDS, N) state of this part with those of all parts."""
-        if self.group is None:
-            return part
-        parts = [torch.empty_like(part) for _ in range(dist.get_world_size(self.group))]
-        dist.all_gather(parts, part.contiguous(), group=self.group)
-        return state.merge(torch.stack(parts, 1))
-
-    def total(self, x: Tensor) -> Tensor:
-        if self.group is not None and x.numel():
-            x = x.contiguous()
-            dist.all_reduce(x, group=self.group)
-        return x
-
-
-def shard_of(vocabulary: int, group: dist.ProcessGroup | None, device: torch.device) -> Shard:
-    """The part of this process, which begins after the parts of lower ranks."""
-    if group is None:
-        return Shard(vocabulary)
-    sizes = torch.zeros(dist.get_world_size(group), dtype=torch.long, device=device)
-    sizes[dist.get_rank(group)] = vocabulary
-    dist.all_reduce(sizes, group=group)
-    return Shard(int(sizes.sum()), group, int(sizes[: dist.get_rank(group)].sum()))
 
 
 # Matrix products that accumulate in float32 (or wider) for every input dtype.
@@ -337,12 +296,11 @@ class PassConfig:
     """The inputs that are not differentiated: targets and settings.
 
     Attributes:
-        targets: (N,) sampled tokens, relative to the start of the shard.
-        others: (N, k) further vocabulary entries whose log-probs are computed, relative to the start of the shard.
+        targets: (N,) sampled tokens.
+        others: (N, k) further vocabulary entries whose log-probs are computed.
         plan: the sizes of tiles.
         transform: of the policy's logits.
         ref_transform: of the reference's logits.
-        shard: the part of the vocabulary of this process.
         backend: the module that computes tiles, `tiles_torch` or `tiles_triton`.
         hopper: whether the kernels for Hopper compute the logits, and not the backend.
         divergence: computed by a second pass over the tiles, or None.
@@ -353,7 +311,6 @@ class PassConfig:
     plan: TilePlan
     transform: Transform
     ref_transform: Transform
-    shard: Shard
     backend: ModuleType
     hopper: bool = False
     divergence: Divergence | None = None
