@@ -19,10 +19,10 @@ import sys
 from distill_runs import COMMON, LAYERS, train
 from exp_fig8 import fixed_length
 from experiment import command
-from harness import read
 from packed import Job
 
 from klgrad.papers.own.discount import best_rates
+from klgrad.papers.runs import rows_in
 
 RATES = (6e-4, 3e-4, 1e-4)
 SEEDS = (1, 2, 3)
@@ -53,9 +53,10 @@ def sweep(given: argparse.Namespace) -> list[Job]:
 
 def seeds(given: argparse.Namespace) -> list[Job]:
     """Every arm at its best rate, seed by seed."""
-    best = best_rates(read(given.out / "discount_sweep.csv"))
-    known = [(arm, size) for size in BATCHES for arm in _ordered() if (str(size), arm) in best]
-    return [_job(given, arm, size, best[str(size), arm], seed) for seed in SEEDS for arm, size in known]
+    sweep = given.out / "discount_sweep.csv"
+    best = best_rates(rows_in(sweep) if sweep.exists() else [])
+    known = [(arm, size) for size in BATCHES for arm in _ordered() if f"{size} {arm}" in best]
+    return [_job(given, arm, size, best[f"{size} {arm}"], seed) for seed in SEEDS for arm, size in known]
 
 
 def _ordered() -> list[str]:

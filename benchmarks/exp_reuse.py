@@ -16,16 +16,17 @@ Results: src/klgrad/papers/recorded/reuse_sweep.csv, reuse_seeds.csv and reuse_t
 
 import argparse
 import sys
+from pathlib import Path
 from typing import Any
 
 import trl_distill_runs
 from distill_runs import COMMON, EVERY, LAYERS, UPDATES, train
 from exp_stale_distill import create_student
 from experiment import command
-from harness import read
 from packed import Job
 
 from klgrad.papers.own import reuse
+from klgrad.papers.runs import rows_in
 
 USES = (4, 2, 8, 1)
 SETTINGS = tuple((rate, schedule) for rate in ("0.0006", "0.0003", "0.001") for schedule in ("cosine", "constant"))
@@ -57,7 +58,7 @@ def sweep(given: argparse.Namespace) -> list[Job]:
 
 def seeds(given: argparse.Namespace) -> list[Job]:
     """The best setting of each number of uses and size of a batch, with more seeds."""
-    best = reuse.best_settings(read(given.out / "reuse_sweep.csv"))
+    best = _best(given.out / "reuse_sweep.csv")
     arms = [*((uses, WHOLE) for uses in USES), *((uses, SMALL) for uses in USES_OF_SMALL)]
     chosen = [(*arm, best[name]) for arm in arms if (name := reuse.named("klgrad", *arm)) in best]
     return [_job(given, uses, size, setting, seed) for seed in SEEDS for uses, size, setting in chosen]
@@ -72,10 +73,16 @@ def trl_sweep(given: argparse.Namespace) -> list[Job]:
 
 def trl_seeds(given: argparse.Namespace) -> list[Job]:
     """The best setting of each of its divergences and sizes of a batch, with more seeds."""
-    best = reuse.best_settings(read(given.out / "reuse_trl.csv"))
+    best = _best(given.out / "reuse_trl.csv")
     arms = [*((name, WHOLE) for name in trl_distill_runs.BETAS), *((name, SMALL) for name in TRL_OF_SMALL)]
     chosen = [(name, size, best[arm]) for name, size in arms if (arm := reuse.named(name, 1, size)) in best]
     return [_trl_job(given, name, size, setting, seed) for seed in SEEDS for name, size, setting in chosen]
+
+
+def _best(path: Path) -> dict[str, Setting]:
+    """The best setting of each arm; none before a sweep."""
+    best = reuse.best_settings(reuse.labelled(rows_in(path) if path.exists() else []))
+    return {arm: (setting.split()[0], setting.split()[1]) for arm, setting in best.items()}
 
 
 def small(given: argparse.Namespace) -> list[Job]:

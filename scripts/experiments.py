@@ -7,12 +7,12 @@ from reference.text import table
 
 from klgrad.papers import Settings
 from klgrad.papers.asyncopd.stale_distillation import COMPARED
-from klgrad.papers.comedy.asynchronous import ARMS, LAST as EARLY, LONG_LAST as LATE
+from klgrad.papers.comedy.asynchronous import ARMS, CONTROL, LAST as EARLY, LONG_LAST as LATE
 from klgrad.papers.comedy.on_policy import NOT_A_KL
 from klgrad.papers.own.baselines import SHOWN as SAMPLINGS
 from klgrad.papers.own.discount import BATCH, BIAS, COSINE, ONE_RATE, STUDENTS, VARIANCE, squared_error
 from klgrad.papers.own.reuse import PER_COMPLETION
-from klgrad.papers.runs import COLUMNS as DISTILLED, ENOUGH_SEEDS, OWN, RIGHT, TEACHERS, counts
+from klgrad.papers.runs import COLUMNS as DISTILLED, ENOUGH_SEEDS, OWN, RIGHT, TEACHERS, differs
 from klgrad.papers.study import Check, Numbers, load_study, studies, survivors
 from klgrad.papers.tang_munos.fig8_language_model import COLUMNS as FIG8_COLUMNS, LAST as FIG8_LAST
 from klgrad.papers.tang_munos.long_runs import LAST as LONG_LAST, WORDS as LONG_ARMS
@@ -113,7 +113,7 @@ def _discounted(ends: Numbers, rates: Mapping[str, str | float]) -> str:
 def discount_comparisons() -> str:
     """The differences by which that experiment is judged, at both sizes; bold if they count."""
     rows = [
-        (claim, *(_difference(found) if found else "no runs" for found in at.values()))
+        (claim, *(_difference(found) if found["seeds"] else "no runs" for found in at.values()))
         for claim, at in _numbers("klgrad/discount")["comparisons"].items()
     ]
     return table(("difference", "256 completions", "64 completions"), rows)
@@ -138,8 +138,6 @@ def discount_rates() -> str:
 def gradients() -> str:
     """Bias and variance of the gradient of one batch, for each arm of that experiment at both students."""
     found, rows = _numbers("klgrad/discount")["gradients"], []
-    if not found:
-        return "Not measured yet.\n"
     for update, arms in found.items():
         for arm, found in sorted(arms.items()):
             bias, variance, cosine = (_with_error(found[name]) for name in (BIAS, VARIANCE, COSINE))
@@ -177,21 +175,21 @@ def comparisons() -> str:
 
 
 def _difference(found: dict[str, float]) -> str:
-    errors = found["difference"] / found["error"] if found["error"] else float("nan")
-    text = f"{found['difference']:.3f} ± {found['error']:.2g} ({errors:.1f}; {found['seeds']} seeds)"
+    errors = found["mean"] / found["error"] if found["error"] else float("nan")
+    text = f"{found['mean']:.3f} ± {found['error']:.2g} ({errors:.1f}; {found['seeds']} seeds)"
     return _bold_if_counts(text, found)
 
 
 def _bold_if_counts(text: str, found: dict[str, float]) -> str:
     """Bold if the difference counts, of either sign."""
-    return f"**{text}**" if counts({**found, "difference": abs(found["difference"])}) else text
+    return f"**{text}**" if differs(found) else text
 
 
-def _signed(found: dict[str, float] | None) -> str:
+def _signed(found: dict[str, float]) -> str:
     """A difference of either sign, bold if it counts; empty without runs to compare with."""
-    if found is None:
+    if not found["seeds"]:
         return ""
-    text = f"{found['difference']:+.3f} ± {found['error']:.2g}"
+    text = f"{found['mean']:+.3f} ± {found['error']:.2g}"
     return _bold_if_counts(text, found)
 
 
@@ -229,8 +227,7 @@ def baselines() -> str:
 def frontier() -> str:
     """The KL at which each arm reaches a share of right answers."""
     arms = _numbers("tang-munos/fig7")["arms"]
-    value = lambda found: "no value" if found is None else _with_error(found)
-    return table(("arm", "KL at 25% right answers"), [(f"`{arm}`", value(found)) for arm, found in arms.items()])
+    return table(("arm", "KL at 25% right answers"), [(f"`{arm}`", _with_error(found)) for arm, found in arms.items()])
 
 
 def division_curve() -> str:
@@ -262,7 +259,7 @@ def asynchronous() -> str:
         (arm, lag), failed, found = name.split(), numbers["failures"][name], numbers["end"].get(name)
         ended, skipped = failed["runs"] - failed["stopped"], f"{found['skipped_updates']['mean']:.2g}" if found else ""
         kl, right, *others = (_with_error(found[column]) if found else "" for column in columns)
-        lost = _signed(numbers["cost"].get(name))
+        lost = _signed(numbers["cost"][name]) if name in numbers["cost"] else ""
         rows.append((lag, f"`{arm}`", str(ended), kl, right, lost, *others, *_fates(failed), skipped))
     kl, right, *others = TRAINED_HEAD
     head = ("lag", "arm", "seeds", kl, right, "lost by the lag", *others, "collapsed", "stopped", "skipped updates")
@@ -287,9 +284,9 @@ def k1_loss() -> str:
     """Every run of k1 as a loss on old completions: right answers after each third of its updates, and the last KL."""
     rows = []
     for run in _numbers("comedy/asynchronous")["k1-loss"]:
-        last = run["updates"][-1]
+        last = run["update"][-1]
         right = ", ".join(
-            f"{x:.3f}" for update, x in zip(run["updates"], run["correct_in"], strict=True) if update % (last // 3) == 0
+            f"{x:.3f}" for update, x in zip(run["update"], run["correct_in"], strict=True) if update % (last // 3) == 0
         )
         product = f"{int(run['lag']) * float(run['kl_coef']):.2g}"
         kl = f"{run['kl_per_sequence'][-1]:.3g}"
@@ -305,14 +302,14 @@ def weighted() -> str:
     for lag, arms in numbers["weighted"].items():
         for arm, found in arms.items():
             cells = ((_at_equal_kl if column == "equal_kl" else _signed)(found[column]) for column in shown)
-            rows.append((lag, f"`{arm}`", f"`{numbers['compared_with'][lag]}`", *cells))
+            rows.append((lag, f"`{arm}`", f"`{CONTROL}`", *cells))
     measures = ("right answers", "right answers at equal KL", "out of domain", "KL per completion", "entropy per token")
     return table(("lag", "arm", "less", *measures), rows)
 
 
-def _at_equal_kl(found: dict[str, float] | None) -> str:
+def _at_equal_kl(found: dict[str, float]) -> str:
     """A difference with its number of seeds if they are too few: runs whose KL falls have no part in it."""
-    if found is None:
+    if not found["seeds"]:
         return "no value"
     few = f" ({found['seeds']} seed{'s' * (found['seeds'] != 1)})" if found["seeds"] < ENOUGH_SEEDS else ""
     return _signed(found) + few
@@ -340,7 +337,7 @@ def long_runs() -> str:
         if (found := numbers["at"][update].get(arm)) is None:
             continue
         kl, *others = (_with_error(found[column]) for column in columns)
-        growth = _signed(numbers["growth"].get(arm)) if update == str(LONG_LAST) else ""
+        growth = _signed(numbers["growth"][arm]) if update == str(LONG_LAST) else ""
         seeds, skipped = str(found["correct_in"]["seeds"]), f"{found['skipped_updates']['mean']:.2g}"
         rows.append((f"`{arm}`", update, seeds, kl, growth, *others, *_fates(numbers["failures"][arm]), skipped))
     kl, *others = TRAINED_HEAD
@@ -359,7 +356,13 @@ def long_pairs() -> str:
     for pair, columns in numbers["pairs"].items():
         one, other = pair.split()
         cells = (_signed(found) for at in columns.values() for found in at.values())
-        rows.append((f"`{one}` less `{other}`", *cells, _signed(numbers["equal_kl"].get(pair))))
+        rows.append(
+            (
+                f"`{one}` less `{other}`",
+                *cells,
+                _signed(numbers["equal_kl"][pair]) if pair in numbers["equal_kl"] else "",
+            )
+        )
     measures = ("right answers at 60", "at 300", "KL at 60", "at 300", "right answers at equal KL")
     return table(("difference", *measures), rows)
 
@@ -369,7 +372,7 @@ def reuse() -> str:
     numbers, rows = _numbers("klgrad/reuse"), []
     for arm in sorted(numbers["end"], key=_by_trainer):
         found = numbers["end"][arm]
-        seconds = "" if found["seconds"] is None else _with_error(found["seconds"])
+        seconds = _with_error(found["seconds"]) if found["seconds"]["seeds"] else ""
         cells = (*_distilled(found), _with_error(found[PER_COMPLETION]))
         rows.append((*_reused(arm), numbers["settings"][arm], seconds, *cells))
     head = (*REUSED, "rate", "seconds", "seeds", *STUDENT_HEAD, "KL(student‖teacher) per completion")
@@ -456,7 +459,7 @@ def _setting(arm: str, coef: str, found: Numbers, shown: tuple[str, ...]) -> lis
 
 def _with_error(found: dict[str, float]) -> str:
     """A mean and its error; one seed without an error of its evaluation has none."""
-    if None in found.values():
+    if None in found.values() or found.get("seeds") == 0:
         return "no value"
     known = found["error"] or found.get("seeds") != 1
     return f"{found['mean']:.3g}" + (f" ± {found['error']:.2g}" if known else "")

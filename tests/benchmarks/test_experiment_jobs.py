@@ -100,7 +100,9 @@ def test_the_study_of_reuse_knows_its_arms_and_evaluations(tmp_path):
     jobs = [*exp_reuse.sweep(given), *exp_reuse.small(given), *exp_reuse.trl_sweep(given)]
     assert len({job.name for job in jobs}) == len(jobs)
     labels = [{key: str(x) for key, x in job.settings.items()} for job in jobs]
-    assert {reuse.arm_of(label) for label in labels} - set(reuse.ARMS) == {"trl-jsd 1 256"}  # not drawn
+    assert {reuse.ARM.format_map(label) for label in reuse.labelled(labels)} - set(reuse.ARMS) == {
+        "trl-jsd 1 256"
+    }  # not drawn
     assert set(reuse.ARMS) == {arm for _, _, arms in reuse.PANELS.values() for arm in arms}
     assert {arm for pair in reuse.NEARER.values() for arm in pair} <= set(reuse.ARMS)
     assert runs.COMMON["per_device_train_batch_size"] == exp_reuse.WHOLE == int(reuse.WHOLE_BATCH)
@@ -108,7 +110,7 @@ def test_the_study_of_reuse_knows_its_arms_and_evaluations(tmp_path):
         flag = lambda name, flags=job.flags: flags[flags.index(f"--{name}") + 1]
         assert (flag("per_device_train_batch_size"), flag("num_iterations")) == (label["completions"], label["uses"])
         updates = range(0, int(flag("max_steps")) + 1, job.settings["every"])
-        evaluated = [reuse.completions_of({**label, "update": str(update)}) for update in updates]
+        evaluated = [reuse.completions_of({**label, "update": update}) for update in updates]
         assert evaluated == [0, reuse.HALF // 2, reuse.HALF, reuse.HALF + reuse.HALF // 2, reuse.ALL], job.name
 
 

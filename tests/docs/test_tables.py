@@ -8,7 +8,7 @@ from dataclasses import asdict
 import pytest
 from docs.pages import PAGES, ROOT, name_of
 
-from klgrad.papers.runs import exceeds_over_seeds, undecided_without, undecided_without_runs
+from klgrad.papers.runs import exceeds_over_seeds, undecided
 from klgrad.papers.study import Check
 
 CODE = re.compile(r"`[^`]*`")
@@ -51,16 +51,16 @@ def script(monkeypatch):
 
 
 def test_sentences_without_runs_are_one_line(script):
-    holds = exceeds_over_seeds("it holds", {"difference": 1.0, "error": 0.1, "seeds": 3})
-    too_few = exceeds_over_seeds("it has two seeds", {"difference": 1.0, "error": 0.1, "seeds": 2})
+    holds = exceeds_over_seeds("it holds", {"mean": 1.0, "error": 0.1, "seeds": 3})
+    too_few = exceeds_over_seeds("it has two seeds", {"mean": 1.0, "error": 0.1, "seeds": 2})
     table = script("experiments").checks_table
-    checks = [holds, undecided_without_runs("a"), too_few, undecided_without("measurements", "b")]
+    checks = [holds, undecided("a"), too_few, undecided("b", "measurements")]
     lines = table(checks).splitlines()
     assert [line.split(" | ")[0] for line in lines[2:4]] == ["| it holds", "| it has two seeds"]
     assert lines[3].endswith("| undecided |  |")
     assert lines[4:] == ["", "2 more sentences wait for runs."]
-    assert table([holds, undecided_without_runs("a")]).endswith("|\n\n1 more sentence waits for runs.\n")
-    assert table([undecided_without_runs("a"), undecided_without_runs("b")]) == "2 sentences wait for runs.\n"
+    assert table([holds, undecided("a")]).endswith("|\n\n1 more sentence waits for runs.\n")
+    assert table([undecided("a"), undecided("b")]) == "2 sentences wait for runs.\n"
     assert table([holds]).count("\n") == 3
 
 
@@ -74,26 +74,14 @@ def test_a_column_with_one_value_is_a_line_below_the_table(script):
     assert "every" not in table(("arm", "KL"), [("a", "1"), ("b", "2")])
 
 
-def test_gradients_that_were_not_measured(script, monkeypatch):
-    experiments = script("experiments")
-    monkeypatch.setattr(experiments, "_numbers", lambda _: {"gradients": {}})
-    assert experiments.gradients() == "Not measured yet.\n"
-
-
-def test_the_table_of_weights_names_what_they_are_compared_with(script, monkeypatch):
+def test_the_table_of_weights_has_the_seeds_of_few_runs(script, monkeypatch):
     experiments = script("experiments")
     columns = ("correct_in", "equal_kl", "correct_out", "kl_per_sequence", "entropy_per_token")
-    arms = {"k1-prefix-bounded": dict.fromkeys(columns)}
-    few = {
-        "k1-prefix-bounded": {**arms["k1-prefix-bounded"], "equal_kl": {"difference": 1.0, "error": 0.1, "seeds": 2}}
-    }
-    found = {"weighted": {"10": arms, "2": few}, "compared_with": {"10": "k1-unweighted", "2": "k1-reward"}}
+    none = {column: {"mean": None, "error": None, "seeds": 0} for column in columns}
+    few = none | {"equal_kl": {"mean": 1.0, "error": 0.1, "seeds": 2}}
+    found = {"weighted": {"10": {"k1-prefix-bounded": none}, "2": {"k1-prefix-bounded": few}}}
     monkeypatch.setattr(experiments, "_numbers", lambda _: found)
     lines = experiments.weighted().splitlines()
-    assert [line.split(" | ")[:3] for line in lines[2:]] == [
-        ["| 10", "`k1-prefix-bounded`", "`k1-unweighted`"],
-        ["| 2", "`k1-prefix-bounded`", "`k1-reward`"],
-    ]
     assert [line.split(" | ")[4] for line in lines[2:]] == ["no value", "+1.000 ± 0.1 (2 seeds)"]
     assert {line.count("|") for line in lines} == {9}
 

@@ -128,13 +128,6 @@ def test_a_step_descends_the_gradient_of_the_engine(samples):
     EXACT.check(moved, logits - bandits.RATE * gradient)
 
 
-def test_counts_are_of_the_sampled_arms():
-    p = torch.softmax(torch.randn(3, bandits.ARMS, generator=torch.Generator().manual_seed(2)).double(), -1)
-    arms, counts = (f(p, 7, torch.Generator().manual_seed(3)) for f in (bandits.sample, bandits.count))
-    expected = torch.stack([torch.bincount(row, minlength=bandits.ARMS) for row in arms]).double()
-    assert torch.equal(counts, expected)
-
-
 def test_without_noise_k3_descends_the_forward_kl_and_vanilla_the_reverse(monkeypatch):
     monkeypatch.setattr(fig3, "STEPS", (1,))
     found = fig3.exact_descent(1.5, 3, 1, torch.Generator().manual_seed(0))
@@ -154,13 +147,6 @@ def test_the_start_is_scaled_away_from_ref():
     EXACT.check(near.ref_logp, far.ref_logp)
     away = lambda x: (x.logp - x.ref_logp) - (x.logp - x.ref_logp).mean(-1, keepdim=True)
     EXACT.check(away(far), 2 * away(near))
-
-
-def test_many_problems_are_independent_blocks():
-    found = fig3.sampled(2, 1.0, 2 * fig3.BLOCK, 2, torch.Generator().manual_seed(0))
-    assert found.shape == (2, 3, 2 * fig3.BLOCK)  # the start, step 1 and step 2
-    assert torch.equal(found[fig3.VANILLA, 0], found[fig3.K3, 0])
-    assert len(set(found[fig3.K3, 2].tolist())) == found.shape[-1]
 
 
 def test_the_share_of_experiments_with_a_heavy_tail():
@@ -191,23 +177,17 @@ def test_runs_that_end_above_their_start_are_counted_and_left_out():
 # A user's own estimator beside the arms of the papers.
 
 FILE = """
-import torch
 from klgrad import KLTerm, divergences
 def bounded(log_ratio):
     return log_ratio.clamp(-1, 1)
 huber = divergences.huber(1.0)
+def k2(log_ratio):
+    return log_ratio
 def loss(logp, ref_logp, mask):
-    l = (logp - ref_logp).clamp(-1, 1).detach()
-    return (l * logp * mask).sum(-1).mean()
-def k2(logp, ref_logp, mask):
     return ((logp - ref_logp) ** 2 / 2 * mask).sum(-1).mean()
-token = KLTerm(level="token")
-exact = KLTerm(estimator="exact")
-def coupled(logp, ref_logp, mask):
-    l = (logp - ref_logp).detach()
-    return ((l - l.mean()) * logp * mask).sum(-1).mean()
-def summed(logp, ref_logp, mask):
-    return ((logp - ref_logp) ** 2 / 2 * mask).sum()
+term = KLTerm()
+def coupled(log_ratio):
+    return log_ratio - log_ratio.mean()
 def one_number(log_ratio):
     return log_ratio.sum()
 """
@@ -227,19 +207,13 @@ def weigh(spec):
     return bandits.weight_of(spec)(log_ratio, p, p), log_ratio
 
 
-@pytest.mark.parametrize("name", ["bounded", "huber", "loss"])
-def test_a_function_a_divergence_and_a_loss_with_one_coefficient_are_one_arm(file, name):
+@pytest.mark.parametrize("name", ["bounded", "huber"])
+def test_a_function_and_a_divergence_with_one_coefficient_are_one_arm(file, name):
     weight, log_ratio = weigh(f"{file}:{name}")
     EXACT.check(weight, log_ratio.clamp(-1, 1))
 
 
-@pytest.mark.parametrize("name", ["k2", "token"])
-def test_a_loss_of_the_paper_is_the_papers_arm(file, name):
-    weight, log_ratio = weigh(f"{file}:{name}")
-    EXACT.check(weight, k2.slope(log_ratio))
-
-
-@pytest.mark.parametrize("name", ["coupled", "summed", "one_number", "exact"])
+@pytest.mark.parametrize("name", ["coupled", "one_number", "loss", "term"])
 def test_what_has_no_coefficient_of_its_own_for_each_completion_is_refused(file, name):
     with pytest.raises(KlgradError, match=f"my.py:{name} to "):
         weigh(f"{file}:{name}")

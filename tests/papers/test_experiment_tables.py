@@ -35,12 +35,6 @@ def cells(table):
     return lines
 
 
-def test_a_column_with_one_value_is_told_below_the_table():
-    text = experiments.lean_table(("arm", "seeds", "KL"), [("a", "3", "1"), ("b", "3", "2")])
-    assert cells(text) == [["a", "1"], ["b", "2"]]
-    assert text.endswith("\nIn every row: seeds 3.\n")
-
-
 def test_long_runs(tables, tmp_path):
     write_file(
         tmp_path / "long.csv",
@@ -88,18 +82,15 @@ def test_arms_of_reuse_are_in_order(tables, tmp_path):
 
 
 def test_settings_that_were_not_run_say_so_and_one_seed_has_no_error_over_seeds(tables, tmp_path):
+    """An arm with the first seed alone is in the sweep alone."""
     rows = files(seeds=(0, 2))
     rows["reuse_trl"] = [row for row in rows["reuse_trl"] if row["schedule"] == "cosine"]
-    module = tables(reuse.run(write(tmp_path, **rows)))
-    assert by_arm(module.reuse_sweep())["`trl-jsd`", "1 x 256"] == ["no run", "**0.882**"]
-    assert by_arm(module.reuse())["`klgrad`", "1 x 256"][3:5] == ["0.8 ± 0.005", "1.6"]
-
-
-def test_an_arm_with_the_first_seed_alone_is_in_the_sweep_alone(tables, tmp_path):
-    rows = files()
     rows["reuse_seeds"] = [row for row in rows["reuse_seeds"] if row["uses"] != 8]
     module = tables(reuse.run(write(tmp_path, **rows)))
-    assert set(by_arm(module.reuse_sweep())) - set(by_arm(module.reuse())) == {("`klgrad`", "8 x 256")}
+    ends, sweep = by_arm(module.reuse()), by_arm(module.reuse_sweep())
+    assert sweep["`trl-jsd`", "1 x 256"] == ["no run", "**0.882**"]
+    assert ends["`klgrad`", "1 x 256"][3:5] == ["0.8 ± 0.005", "1.6"]
+    assert set(sweep) - set(ends) == {("`klgrad`", "8 x 256")}
 
 
 def test_the_discount_at_the_best_rates_and_at_one_rate(tables, tmp_path):

@@ -5,8 +5,7 @@ import json
 import pytest
 from papers.made_up_runs import run, write_file
 
-from klgrad.papers import Settings, reproduce
-from klgrad.papers.study import Study
+from klgrad.papers import Settings
 from klgrad.papers.tang_munos import long_runs as study
 
 UPDATES = tuple(range(0, 301, 30))
@@ -72,12 +71,7 @@ def test_a_kl_that_grows_with_the_updates_has_not_settled(tmp_path):
     found = verdicts(tmp_path, made())
     assert (found[GROWS], found[SETTLED]) == ("holds", "contradicted")
     growth = numbers(tmp_path, made())["growth"]["k3-loss"]
-    assert growth["difference"] == pytest.approx(1 / 9, rel=ROUNDING)
-
-
-def test_a_kl_that_stays_does_not_grow(tmp_path):
-    found = verdicts(tmp_path, changed(made(), "k3-loss", (270,), kl_per_sequence=300 / 270))
-    assert (found[GROWS], found[SETTLED]) == ("undecided", "holds")
+    assert growth["mean"] == pytest.approx(1 / 9, rel=ROUNDING)
 
 
 @pytest.mark.parametrize(
@@ -114,16 +108,11 @@ def test_a_run_that_stopped_has_collapsed(tmp_path):
     assert found[ORDER] == "undecided"  # two seeds are left
 
 
-def test_an_evaluation_that_is_not_finite_is_as_one_that_was_not_made(tmp_path):
-    rows = changed(made(), "k3-loss", (300,), kl_per_sequence=float("nan"))
-    assert numbers(tmp_path, rows)["failures"]["k3-loss"]["stopped"] == 3
-
-
 def test_right_answers_at_equal_kl(tmp_path):
     """The slopes of k3 and k1 differ by 0.04, and both have had a KL of 2."""
     rows = made({"k3-loss": (0.14, 2.0)})
     gap = numbers(tmp_path, rows)["equal_kl"]["k3-loss k1-reward"]
-    assert gap["difference"] == pytest.approx(0.04 * 2**0.5, rel=ROUNDING)
+    assert gap["mean"] == pytest.approx(0.04 * 2**0.5, rel=ROUNDING)
     assert gap["kl"] == pytest.approx(2, rel=ROUNDING)
     equal = {claim: verdict for claim, verdict in verdicts(tmp_path, rows).items() if "equally" in claim}
     assert equal == {claim: "contradicted" if "k3" in claim else "holds" for claim in equal}
@@ -146,21 +135,7 @@ def test_a_run_whose_kl_falls_for_a_while_is_compared_at_equal_kl_without_those_
     fallen = numbers(tmp_path, rows)["equal_kl"]
     for pair, gap in fallen.items():
         assert gap["seeds"] == 3
-        assert gap["difference"] == pytest.approx(whole[pair]["difference"], rel=ROUNDING)
-
-
-@pytest.mark.parametrize("seeds", [(0,), (0, 1)])
-def test_nothing_is_decided_with_fewer_than_three_seeds(seeds, tmp_path):
-    assert set(verdicts(tmp_path, made(seeds=seeds)).values()) == {"undecided"}
-
-
-@pytest.mark.parametrize("arm", ENDS)
-def test_a_missing_arm_leaves_its_sentences_open(arm, tmp_path):
-    found = verdicts(tmp_path, settled(made(left_out=(arm,))))
-    ordered = arm in ("k3-loss", "k1-reward", "k2-loss", "none")
-    expected = {claim for claim in found if study.WORDS[arm] in claim or ("order" in claim and ordered)}
-    assert {claim for claim, verdict in found.items() if verdict == "undecided"} == expected
-    assert {verdict for claim, verdict in found.items() if claim not in expected} == {"holds"}
+        assert gap["mean"] == pytest.approx(whole[pair]["mean"], rel=ROUNDING)
 
 
 @pytest.mark.parametrize(("slope", "caught_up"), [(0.09, "holds"), (0.02, "contradicted")])
@@ -171,19 +146,3 @@ def test_whether_the_divided_arm_catches_up(slope, caught_up, tmp_path):
     of = lambda part: next(verdict for claim, verdict in found.items() if part in claim)
     assert of("catches up") == caught_up
     assert of("less far behind") == ("holds" if slope == 0.09 else "contradicted")
-
-
-def test_arms_are_compared_seed_by_seed(tmp_path):
-    """Seeds that are far apart leave no error if each arm is."""
-    rows = [{**row, "correct_in": row["correct_in"] + 0.3 * row["seed"]} for row in made()]
-    gap = numbers(tmp_path, rows)["pairs"]["k1-reward none"]["correct_in"]["300"]
-    assert gap["error"] == pytest.approx(0.001 * (2 / 3) ** 0.5, rel=1e-6)
-
-
-@pytest.mark.slow
-@pytest.mark.many
-@pytest.mark.parametrize("left_out", [(), ("k3-loss", "k2-loss")])
-def test_the_figure_is_drawn_with_all_arms_and_with_some(left_out, tmp_path):
-    write_file(tmp_path / "long.csv", made(left_out=left_out))
-    reproduce(Study("long", study), Settings(measured=str(tmp_path)), tmp_path)
-    assert (tmp_path / "long.png").read_bytes().startswith(b"\x89PNG")

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from matplotlib.figure import Figure
 from papers.made_up_runs import run, write_file
 
 from klgrad.papers import Settings
@@ -69,19 +68,6 @@ def test_without_an_effect_of_k2_there_is_no_margin_for_k1(tmp_path):
     assert "k2 as loss is not nearer" in judged[0].measured
 
 
-def test_nothing_is_decided_with_two_seeds(tmp_path):
-    assert not any(check.holds or check.decided for check in verdicts(numbers(tmp_path, seeds=(0, 1))).values())
-
-
-def test_a_missing_arm_and_a_missing_rate_leave_their_sentences_open(tmp_path):
-    found = verdicts(
-        numbers(tmp_path, {arm: AS_CLAIMED[arm] for arm in ("none", "k1-loss", "k2-loss")}, rates=RATES[:1])
-    )
-    is_open = {name for name, check in found.items() if not check.decided}
-    assert is_open == {name for name in found if "k3 as loss" in name or "3e-05" in name}
-    assert all(check.holds for name, check in found.items() if name not in is_open)
-
-
 def test_the_noise_of_a_run_is_that_of_all_its_updates(tmp_path):
     def rising(rows):
         for row in rows:
@@ -112,12 +98,3 @@ def test_a_run_that_stopped_is_counted_and_in_no_mean(tmp_path):
     found = numbers(tmp_path, changed=stopped)
     assert {name for name, count in found["stopped"].items() if count} == {"k3-loss 3e-05"}
     assert found["end"]["k3-loss 3e-05"]["noise"]["seeds"] == 2
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("arms", [AS_CLAIMED, {"none": AS_CLAIMED["none"]}], ids=["all", "one"])
-def test_the_figure_shows_the_arms_that_there_are(arms, tmp_path):
-    figure = Figure()
-    language_model.draw(numbers(tmp_path, arms), figure)
-    assert len(figure.legends[0].get_texts()) == len(arms)
-    assert len(figure.axes) == len(RATES) * len(language_model.PANELS)

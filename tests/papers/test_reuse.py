@@ -1,18 +1,11 @@
 """What the study of reused completions concludes from made-up runs, and from too few of them."""
 
 import math
-import re
 
 import pytest
-from matplotlib import rc_context
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 from papers.made_up_runs import ERROR, MADE, START, judged, write
 
-from klgrad.drawing import look
-from klgrad.papers import Settings, reproduce
 from klgrad.papers.own import reuse as study
-from klgrad.papers.study import Study
 
 BEST = ("0.0006", "cosine")
 ENDS = {("klgrad", 1, 256): 0.8, ("klgrad", 2, 256): 0.7, ("klgrad", 4, 256): 0.6, ("klgrad", 8, 256): 0.5}
@@ -81,16 +74,6 @@ def test_an_arm_is_not_judged_by_the_seed_that_chose_its_setting(tmp_path):
         assert (found["mean"], found["seeds"]) == (pytest.approx(end, rel=1e-9), 3)
 
 
-def test_runs_of_another_setting_do_not_count(tmp_path):
-    made = files()
-    for arm, end in ENDS.items():
-        for seed in (1, 2, 3):
-            made["reuse_trl"] += run(arm, seed, 0.1 * end, ("0.001", "constant"))
-    assert verdicts(tmp_path, made) == verdicts(tmp_path, files())
-    numbers = study.run(write(tmp_path, **made))
-    assert {found["kl_per_token"]["seeds"] for found in numbers["end"].values()} == {3}
-
-
 @pytest.mark.parametrize(
     ("arm", "updates"),
     [("klgrad 8 256", 320), ("klgrad 1 64", 160), ("klgrad 2 64", 320), ("trl-reverse 1 64", 160)],
@@ -152,33 +135,6 @@ def test_runs_without_seconds_leave_only_their_sentences_open(tmp_path):
     assert {claim for claim, verdict in found.items() if verdict != "holds"} == {c for c in found if "seconds" in c}
 
 
-def test_without_runs_of_trl_only_sentences_about_it_are_open(tmp_path):
-    made = files()
-    del made["reuse_trl"]
-    found = verdicts(tmp_path, made)
-    assert {claim for claim, verdict in found.items() if verdict != "holds"} == {c for c in found if "TRL" in c}
-
-
-def test_without_small_batches_only_sentences_about_them_are_open(tmp_path):
-    made = {name: [row for row in rows if "completions" not in row] for name, rows in files().items()}
-    found = verdicts(tmp_path, made)
-    still_open = {claim for claim, verdict in found.items() if verdict != "holds"}
-    assert still_open == {claim for claim in found if re.search("batches of (64|32)", claim)}
-    assert len(still_open) == 10
-
-
-@pytest.mark.parametrize("seeds", [(0,), (0, 1), (0, 1, 2)])
-def test_nothing_is_decided_with_fewer_than_three_seeds_beside_the_first(seeds, tmp_path):
-    assert set(verdicts(tmp_path, files(seeds=seeds)).values()) == {"undecided"}
-
-
-def test_an_arm_without_a_first_seed_has_no_setting(tmp_path):
-    made = files()
-    made["reuse_sweep"] = [row for row in made["reuse_sweep"] if row["uses"] != 8]
-    found = verdicts(tmp_path, made)
-    assert {claim for claim, verdict in found.items() if verdict == "undecided"} == {c for c in found if "8 uses" in c}
-
-
 def diverged(rows, **label):
     """The rows; a run of the best setting with this label has diverged at its end."""
     for row in rows:
@@ -193,36 +149,3 @@ def test_a_setting_whose_student_diverged_is_not_the_best(tmp_path):
     numbers = study.run(write(tmp_path, **made))
     assert numbers["settings"]["klgrad 8 256"] == "0.001 constant"
     assert "klgrad 8 256" not in numbers["end"], "only the first seed has that setting"
-
-
-def test_a_diverged_student_counts_as_a_missing_seed(tmp_path):
-    made = files()
-    diverged(made["reuse_seeds"], uses=8, seed=2)
-    assert study.run(write(tmp_path, **made))["end"]["klgrad 8 256"]["kl_per_token"]["seeds"] == 2
-
-
-@pytest.mark.slow
-def test_the_legend_of_all_arms_is_inside_the_figure_and_below_the_axes(tmp_path):
-    numbers = study.run(write(tmp_path, **files()))
-    numbers["settings"] = dict.fromkeys(numbers["settings"], "0.0006 constant")  # the longest words
-    with rc_context(look(10)):
-        figure = Figure(layout="constrained")
-        study.draw(numbers, figure)
-        FigureCanvasAgg(figure).draw()
-        legend = figure.legends[0].get_window_extent()
-        axes = [axis.get_tightbbox() for axis in figure.axes]
-    assert len(figure.legends[0].get_texts()) == len(study.ARMS)
-    assert 0 <= legend.x0 < legend.x1 <= figure.bbox.width
-    assert 0 <= legend.y0 < legend.y1 <= min(axis.y0 for axis in axes if axis)
-
-
-@pytest.mark.slow
-@pytest.mark.many
-@pytest.mark.parametrize("left_out", [(), ("reuse_trl", "reuse_seeds")])
-def test_the_figure_is_drawn_with_all_runs_and_with_few(left_out, tmp_path):
-    made = {name: rows for name, rows in files().items() if name not in left_out}
-    if left_out:
-        made["reuse_sweep"] = [{**row, "seconds": ""} for row in made["reuse_sweep"]]
-    settings: Settings = write(tmp_path, **made)
-    reproduce(Study("reuse", study), settings, tmp_path)
-    assert (tmp_path / "reuse.png").read_bytes().startswith(b"\x89PNG")

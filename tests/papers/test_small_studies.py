@@ -7,7 +7,7 @@ import torch
 from tolerances import EXACT, Tol
 
 from klgrad.core.credit import to_go
-from klgrad.core.importance import prefix_ratio, prefix_ratio_before
+from klgrad.core.importance import prefix_ratio, token_ratio
 from klgrad.papers.comedy import chains as tree
 from klgrad.papers.own import degenerate_distillation, division, small_model, stale_k1
 from klgrad.papers.tang_munos.fig8_sequences import exact_gradient
@@ -96,7 +96,9 @@ def test_texts_are_right_sums_and_others_are_not():
 
 WEIGHTS = {
     "prefix": lambda rollout: tree.placements(rollout, to_go, prefix_ratio(rollout)),
-    "prefix, without the present token": lambda rollout: tree.placements(rollout, to_go, prefix_ratio_before(rollout)),
+    "prefix, without the present token": lambda rollout: tree.placements(
+        rollout, to_go, prefix_ratio(rollout) / token_ratio(rollout)
+    ),
     "prefix of the score's token": lambda rollout: {
         name: prefix_ratio(rollout) * c for name, c in tree.placements(rollout, to_go).items()
     },

@@ -3,11 +3,9 @@
 import math
 
 import pytest
-from papers.made_up_runs import ERROR, evaluations, judged, write
+from papers.made_up_runs import evaluations, judged, write
 
-from klgrad.papers import reproduce
 from klgrad.papers.asyncopd import stale_distillation as study
-from klgrad.papers.study import Study
 
 FRESH = {
     "reverse-exact": (0.8, 2.7),
@@ -65,30 +63,16 @@ def test_a_cost_is_a_share_of_the_kl_with_fresh_completions(tmp_path):
         study.run(write(tmp_path, stale_distill=rows(every, scale)))["costs"]["kl_per_token"]
         for scale in (None, {"reverse-sampled": 3.0})
     )
-    assert plain["reverse-sampled filled-16"]["difference"] == pytest.approx(0.2, rel=1e-9)
-    assert scaled["reverse-sampled filled-16"]["difference"] == pytest.approx(0.2, rel=1e-9)
+    assert plain["reverse-sampled filled-16"]["mean"] == pytest.approx(0.2, rel=1e-9)
+    assert scaled["reverse-sampled filled-16"]["mean"] == pytest.approx(0.2, rel=1e-9)
 
 
 def test_age_and_number_of_batches_are_told_apart(tmp_path):
     """Old completions cost a fifth, and fewer batches as much again: a plain lag has both."""
     cost = study.run(write(tmp_path, stale_distill=rows({"reverse-exact": 1.2}, fewer=1.2)))["costs"]["kl_per_token"]
-    of = lambda name: cost[f"reverse-exact {name}"]["difference"]
+    of = lambda name: cost[f"reverse-exact {name}"]["mean"]
     assert [of(name) for name in (study.OLD, study.SAME_BATCHES, study.FEWER)] == pytest.approx([0.2] * 3, rel=1e-9)
     assert of(study.LATE) == pytest.approx(0.44, rel=1e-9)
-
-
-def test_a_cost_is_compared_seed_by_seed(tmp_path):
-    """Seeds that differ by half of their KL and lose the same share leave the error of the evaluations alone."""
-    made = rows(dict.fromkeys(FRESH, 1.2), noise=0.5)
-    cost = study.run(write(tmp_path, stale_distill=made))["costs"]["kl_per_token"]["reverse-exact filled-16"]
-    assert cost["difference"] == pytest.approx(0.2, rel=1e-9)
-    assert cost["error"] < 0.05
-
-
-def test_a_setting_that_ends_farther_than_it_began_is_found(tmp_path):
-    found = verdicts(tmp_path, rows({**AS_CLAIMED, "forward-sampled": 4.0}))
-    nearer = {claim: verdict for claim, verdict in found.items() if claim.startswith(study.NEARER)}
-    assert list(nearer.values()) == ["contradicted", "contradicted"]
 
 
 @pytest.mark.parametrize(("factor", "verdict"), [(1.3, "holds"), (4.0, "contradicted")])
@@ -101,19 +85,6 @@ def test_settings_with_fewer_seeds_have_no_part_in_whether_all_end_nearer(tmp_pa
     assert list(nearer.values()) == [verdict, verdict]
     texts = [check.measured for check in study.check(study.run(settings)) if check.claim in nearer]
     assert all(text.endswith("3 seeds; without 3 of 18 settings, with fewer seeds") for text in texts)
-
-
-@pytest.mark.parametrize("seeds", [1, 2])
-def test_nothing_is_decided_with_fewer_than_three_seeds(tmp_path, seeds):
-    assert set(verdicts(tmp_path, rows(seeds=seeds)).values()) == {"undecided"}
-
-
-def test_a_missing_arm_leaves_its_sentences_open(tmp_path):
-    found = verdicts(tmp_path, [row for row in rows() if row["arm"] != "reverse-sampled"])
-    absent = {claim for claim in found if "sampled reverse" in claim}
-    assert {found[claim] for claim in absent} == {"undecided"}
-    rest = {verdict for claim, verdict in found.items() if claim not in absent and not any(p in claim for p in EXACT)}
-    assert rest == {"holds"}
 
 
 def test_a_diverged_student_counts_as_a_missing_seed(tmp_path):
@@ -129,25 +100,10 @@ def test_a_cost_in_right_answers_is_what_staleness_loses(tmp_path):
     for row in made:
         row["correct"] = 0.06 if (row["stale"], row["update"]) == ("filled-16", 40) else row["correct"]
     cost = study.run(write(tmp_path, stale_distill=made))["costs"]["correct"]["reverse-exact filled-16"]
-    assert cost["difference"] == pytest.approx(0.04, rel=1e-9)
-
-
-def test_the_start_has_one_value_for_each_seed(tmp_path):
-    """All runs of a seed begin as one model, so that more runs do not make its error smaller."""
-    start = study.run(write(tmp_path, stale_distill=rows()))["start"]["kl_per_token"]
-    assert start == {"mean": 4.0, "error": pytest.approx(ERROR / 3**0.5, rel=1e-9), "seeds": 3}
+    assert cost["mean"] == pytest.approx(0.04, rel=1e-9)
 
 
 def test_right_answers_have_the_error_of_their_questions(tmp_path):
     """The three seeds agree, but 182 questions have an error of their own."""
     end = study.run(write(tmp_path, stale_distill=rows()))["end"]["forward-exact fresh"]
     assert end["correct"]["error"] == pytest.approx((0.1 * 0.9 / 182 / 3) ** 0.5, rel=1e-9)
-
-
-@pytest.mark.slow
-@pytest.mark.many
-@pytest.mark.parametrize("kept", [FRESH, ["forward-exact"]])
-def test_the_figure_is_drawn_with_all_runs_and_with_few(tmp_path, kept):
-    settings = write(tmp_path, stale_distill=[row for row in rows() if row["arm"] in kept])
-    reproduce(Study("stale", study), settings, tmp_path)
-    assert (tmp_path / "stale.png").read_bytes().startswith(b"\x89PNG")

@@ -13,6 +13,7 @@ from trl import GRPOConfig, GRPOTrainer
 from klgrad import Rollout
 from klgrad.errors import MeaningError, RolloutError
 from klgrad.trl import KLConfig, KLTrainer
+from klgrad.trl.compat import prompt_keys
 from klgrad.trl.metrics import KL, LENGTH, unbiased_kl
 from klgrad.trl.scorer import merge_lone_rows, shuffle_groups
 
@@ -338,6 +339,14 @@ def test_completions_that_collapse_while_the_kl_falls_are_warned_of_once(kl, len
 )
 def test_nobody_is_left_alone(group, expected):
     assert merge_lone_rows(torch.tensor(group)).tolist() == expected
+
+
+def test_a_prompt_has_one_key_however_it_is_padded():
+    ids = torch.tensor([[0, 0, 7, 3], [0, 0, 3, 7], [0, 5, 7, 3]])
+    keys = prompt_keys({"prompt_ids": ids, "prompt_mask": (ids > 0).long()})
+    alone = prompt_keys({"prompt_ids": ids[:1, 2:], "prompt_mask": torch.ones(1, 2).long()})
+    assert keys[0] == alone[0]
+    assert len(set(keys.tolist())) == 3
 
 
 def test_prompts_are_shuffled_whole():

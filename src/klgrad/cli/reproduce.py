@@ -91,7 +91,7 @@ def command(
             "--with",
             metavar="FILE.py:NAME",
             help="Draw and tabulate an estimator of your own beside the paper's: a function of log π/ref to the "
-            "coefficient, a Divergence, or a loss that `klgrad audit` takes. May be repeated.",
+            "coefficient, or a Divergence. May be repeated.",
             show_default=False,
         ),
     ] = None,

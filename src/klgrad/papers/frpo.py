@@ -2,12 +2,9 @@
 et al.), and learns far less if they are (after Yao et al., who report a collapse).
 
 The papers use different algorithms and models. Here the division is all that differs: SmolLM2-135M-Instruct learns sums
-and differences with k1 in the reward, k1 in the advantage after the division, or the gradient of k2 or k3 as a loss. A
-group whose answers are all right or all wrong has no spread but that of the KL. The division makes that spread 1
-whatever the coefficient is, so a smaller coefficient does not weaken the KL there. A KL outside the reward becomes
-weaker instead, because the division enlarges the reward's part alone. Both show in the effective coefficient: the
-weight of the KL's gradient relative to that of the reward's. No run collapses here in its 60 updates. Right answers are
-judged at a coefficient of 0.1. Design, table and limits: docs/experiments.md.
+and differences with k1 in the reward, k1 in the advantage after the division, or the gradient of k2 or k3 as a loss.
+The effective coefficient is the weight of the KL's gradient relative to that of the reward's. Right answers are judged
+at a coefficient of 0.1. Reasons, table and limits: docs/experiments/division.md.
 """
 
 from ..drawing import STYLES
@@ -58,10 +55,8 @@ def _frontier(numbers: Numbers, axis: Axes) -> None:
     for run in numbers["runs"]:
         colour, face = _look(run["name"])
         axis.plot(run["kl"], run["correct_in"], "o", ms=5, color=colour, mfc=face, zorder=3)
-    far = max(run["kl"] for run in numbers["runs"])
-    at = [far * i / 100 for i in range(1, 101)]
-    axis.plot(at, [runs.height(numbers["curve"]["weights"], x) for x in at], color="black", lw=1)
-    axis.set(xlabel="KL(π‖ref) per completion, nats", ylabel="right answers, in domain")
+    runs.over_kl(axis, numbers["curve"], numbers["runs"])
+    axis.set_ylabel("right answers, in domain")
     axis.set_title("each run of every β\n(filled: undivided; open: divided)")
 
 
@@ -82,6 +77,7 @@ def _effective(numbers: Numbers, axis: Axes) -> None:
 
 
 EXPERIMENT = Experiment("std.csv", "exp_std.py")
+ARM, SETTING = "{arm} {division}", "{arm} {division} {kl_coef}"
 LAST = 60
 GROUP = 8
 """Completions of a prompt."""
@@ -113,43 +109,30 @@ def run(settings: Settings) -> Numbers:
     last = runs.at_update(rows, LAST)
     return {
         "made": runs.provenance(rows),
-        "start": {c: runs.at_start(rows, c) for c in COLUMNS[:2]},
-        "end": runs.summaries(last, (*COLUMNS, "effective"), setting_of),
-        "paths": runs.paths([row for row in rows if row["kl_coef"] in (COMPARED_AT, "0.0")], "correct_in", name_of),
+        "end": runs.summaries(last, (*COLUMNS, "effective"), SETTING),
+        "paths": runs.paths([row for row in rows if row["kl_coef"] in (COMPARED_AT, "0.0")], "correct_in", ARM),
         "comparisons": {claim: _at_every_coefficient(last, *sides) for claim, sides in COMPARISONS.items()},
-        "runs": runs.runs_of(last, name_of),
-        "curve": runs.curve_of(last, name_of),
+        "runs": runs.points_of(last, ARM),
+        "curve": runs.curve_of(last, ARM),
     }
 
 
-def _measured_effective(row: runs.Row) -> str:
+def _measured_effective(row: runs.Row) -> float:
     """The effective coefficient of the updates before this row.
 
     The script measured what the division makes of the coefficient. In addition, a reward minus the mean of its group,
     its own among them, has 1 - 1/n of the reward's gradient; so has a KL inside the reward, but no other.
     """
-    measured = float(row["train_effective_kl_coef"] or 0)
-    return str(measured if row["arm"] == "k1-reward" else measured * GROUP / (GROUP - 1))
+    measured = row["train_effective_kl_coef"] or 0.0
+    return measured if row["arm"] == "k1-reward" else measured * GROUP / (GROUP - 1)
 
 
-def name_of(row: runs.Row) -> str:
-    """Arm and division."""
-    return f"{row['arm']} {row['division']}"
-
-
-def setting_of(row: runs.Row) -> str:
-    """Arm, division and coefficient."""
-    return f"{name_of(row)} {row['kl_coef']}"
-
-
-def _at_every_coefficient(
-    last: list[runs.Row], column: str, higher: str, lower: str
-) -> dict[str, runs.SeedMean | None]:
+def _at_every_coefficient(last: list[runs.Row], column: str, higher: str, lower: str) -> dict[str, runs.SeedMean]:
     """The difference of two arms at each coefficient, seed by seed."""
-    by_name = runs.by_setting(last, setting_of)
-    coefficients = sorted({name.rpartition(" ")[2] for name in by_name} - {"0.0"}, key=float)
+    by_name = runs.by_setting(last, SETTING)
+    coefficients = sorted({row["kl_coef"] for row in last} - {"0.0"}, key=float)
     side = lambda name, c: by_name.get(f"{name} {c}", [])
-    return {c: runs.paired_if_run(side(higher, c), side(lower, c), column) for c in coefficients}
+    return {c: runs.difference(side(higher, c), side(lower, c), column) for c in coefficients}
 
 
 def check(numbers: Numbers) -> list[Check]:

@@ -8,6 +8,7 @@ with the same docstring and methods.
 
 import hashlib
 import json
+import math
 import multiprocessing
 import os
 import signal
@@ -19,6 +20,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from importlib import import_module
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -154,34 +156,23 @@ def ours(*checks: Check) -> list[Check]:
     return [replace(check, ours=True) for check in checks]
 
 
-def exceeds(claim: str, difference: float, error: float) -> Check:
-    """Check that a difference over repeats is positive, by its z-score; undecided if it is not significant.
+def exceeds(claim: str, *repeats: Numbers, sign: int = 1) -> Check:
+    """Check that means over repeats are positive, or negative with `sign=-1`, by the smallest z-score.
 
     Example:
-        >>> exceeds("it grows", difference=1.0, error=0.1)
-        Check(claim='it grows', measured='z = 10.0', holds=True, decided=True, ours=False, waits=False, chance=None)
-    """
-    z = _z_score(difference, error)
-    return Check(claim, f"z = {z:.1f}", z > SIGNIFICANT, decided=abs(z) > SIGNIFICANT)
-
-
-def all_exceed(claim: str, differences: Iterable[tuple[float, float]]) -> Check:
-    """Check that every one of several differences, each with its error, is positive, by the smallest z-score.
-
-    Example:
-        >>> all_exceed("both grow", [(1.0, 0.1), (1.0, 0.2)]).measured
+        >>> exceeds("it grows", {"mean": 1.0, "error": 0.1}).measured
+        'z = 10.0'
+        >>> exceeds("both grow", {"mean": 1.0, "error": 0.1}, {"mean": 1.0, "error": 0.2}).measured
         'z = 5.0 or more'
     """
-    z = min(_z_score(*pair) for pair in differences)
-    return Check(claim, f"z = {z:.1f} or more", z > SIGNIFICANT, decided=abs(z) > SIGNIFICANT)
+    z = min(sign * (x["mean"] / x["error"] if x["error"] else math.inf * x["mean"]) for x in repeats)
+    measured = f"z = {z:.1f}{' or more' * (len(repeats) > 1)}"
+    return Check(claim, measured, z > SIGNIFICANT, decided=abs(z) > SIGNIFICANT)
 
 
-def _z_score(difference: float, error: float) -> float:
-    return difference / error if error > 0 else float("inf") * difference
-
-
-def no_gain(claim: str, gain: float, error: float) -> Check:
+def no_gain(claim: str, repeats: Numbers, *, sign: int = 1) -> Check:
     """Check that something does not improve: the gain is within `MARGIN`, by two standard errors."""
+    gain, error = sign * repeats["mean"], repeats["error"]
     measured = f"gain {gain:.2g} ± {error:.2g} (log), margin {MARGIN:g}"
     return Check(claim, measured, gain + 2 * error < MARGIN, decided=abs(gain - MARGIN) > 2 * error)
 
@@ -241,24 +232,21 @@ class Study:
         return getattr(self.computation, "compare", None)
 
 
-def over_repeats(x: "Tensor") -> Numbers:
-    """Mean and standard error over the last axis, in the dtype of `x`.
-
-    Returns:
-        Plain lists, or numbers for a vector, under "mean" and "error".
-    """
-    error = x.std(-1) / x.shape[-1] ** 0.5
-    return {"mean": x.mean(-1).tolist(), "error": error.tolist()}
+def over_repeats(x: "Tensor | Sequence[float]") -> Numbers:
+    """Plain lists, or numbers for a vector, of the "mean" and standard "error" over the last axis."""
+    x = torch.tensor(x, dtype=torch.float64) if isinstance(x, Sequence) else x
+    return {"mean": x.mean(-1).tolist(), "error": (x.std(-1) / x.shape[-1] ** 0.5).tolist()}
 
 
-def mean_exceeds(claim: str, repeats: Numbers, *, sign: int = 1) -> Check:
-    """Check that what `over_repeats` returns for a vector is positive, or negative with `sign=-1`, by its z-score."""
-    return exceeds(claim, sign * repeats["mean"], repeats["error"])
+def columns(rows: Iterable[Numbers], *names: str) -> list[list[float]]:
+    """What rows have under each of some names, to plot."""
+    rows = list(rows)
+    return [[row[name] for row in rows] for name in names]
 
 
-def exceeds_zero(claim: str, x: "Tensor") -> Check:
-    """Check that the mean of a vector of repeats is positive, by its z-score."""
-    return mean_exceeds(claim, over_repeats(x))
+def at_point(repeats: Numbers, point: int) -> Numbers:
+    """The mean and error at one of the points that `over_repeats` has."""
+    return {name: values[point] for name, values in repeats.items()}
 
 
 MODULES = {
@@ -310,7 +298,7 @@ def studies() -> dict[str, Study]:
     return {name: load_study(name) for name in MODULES}
 
 
-# Compute, judge and draw results. Files are complete or absent; numbers of an earlier run are reused.
+# Compute, judge and draw results. Files are complete or absent.
 
 
 @dataclass(frozen=True)
@@ -320,14 +308,14 @@ class Outcome:
     Attributes:
         name: of the result.
         checks: one for each sentence of the claim.
-        seconds: the time of the computation; None if the numbers of an earlier run were reused.
+        seconds: the time of the computation; None if the numbers of an earlier run were kept.
         measured: when and by which commit the training runs behind the numbers were made; empty without such runs.
         comparison: the numbers of all arms, if there are arms of a user.
     """
 
     name: str
     checks: list[Check]
-    seconds: float | None
+    seconds: float | None = None
     measured: str = ""
     comparison: Comparison | None = None
 
@@ -364,30 +352,19 @@ class Outcome:
 
 
 def reproduce(study: Study, settings: Settings, out: Path, *, fresh: bool = False) -> Outcome:
-    """Compute, judge and draw one result.
+    """Compute, judge and draw one result, into a folder for numbers and figures.
 
-    Args:
-        study: the result.
-        settings: how much to compute.
-        out: the folder for numbers and figure, which is written as PNG and as SVG.
-        fresh: compute again, even if `out` has numbers of the same settings and the same code.
-
-    Returns:
-        The outcome.
+    Numbers that an earlier run of the same code and settings has left there are kept, unless they should be `fresh`. A
+    file of training runs is read at once, and may have changed; so may the file of a user's arm.
     """
-    data, *pictures = files_of(study, out)
-    requested = {"klgrad": __version__, "torch": torch.__version__, "code": _code(), **asdict(settings)}
-    requested["arms"] = list(settings.arms)  # as JSON has it
-    # A file of training runs is read at once, and may have changed; so may the file of a user's arm.
-    again = fresh or study.experiment is not None or bool(settings.arms)
-    numbers, seconds = None if again else _kept(study, data, requested), None
+    data, arms = out / f"{study.name}.json", list(settings.arms)
+    requested = {"klgrad": __version__, "torch": torch.__version__, "code": _code(), **asdict(settings), "arms": arms}
+    numbers, seconds = None if fresh or study.experiment or arms else _kept(data, requested), None
     if numbers is None:
         start = time.perf_counter()
-        # Judge and draw what JSON stores, so that saved numbers give the same result.
+        # Judge and draw what JSON stores, so that kept numbers give the same result.
         numbers = json.loads(json.dumps(finite(study.computation.run(settings))))
         seconds = time.perf_counter() - start
-        for picture in pictures:
-            picture.unlink(missing_ok=True)
     made = numbers["made"] if study.experiment else {}
     measured = f"{', '.join(made['date'])}, commit {', '.join(made['commit'])}" if made else ""
     comparison = study.compare(numbers) if study.compare and settings.arms else None
@@ -398,40 +375,28 @@ def reproduce(study: Study, settings: Settings, out: Path, *, fresh: bool = Fals
         "claim": study.claim,
         "settings": requested,
         "verdict": outcome.verdict,
+        "checks": [asdict(check) for check in outcome.checks],
+        "numbers": numbers,
     }
-    saved |= {"checks": [asdict(check) for check in outcome.checks], "numbers": numbers}
-    # Numbers before the figure: a missing figure is drawn again, an outdated one would be kept.
     write_whole(data, json.dumps(saved, indent=1) + "\n")
-    if not all(picture.exists() for picture in pictures):
-        _draw(study, numbers, pictures[0])
+    _draw(study, numbers, out / f"{study.name}.png")
     return outcome
 
 
-def files_of(study: Study, out: Path) -> list[Path]:
-    """The file for the numbers, and one for each format of the figure."""
-    return [out / f"{study.name}.{kind}" for kind in ("json", *KINDS)]
-
-
-def _kept(study: Study, data: Path, requested: Numbers) -> Numbers | None:
-    """Numbers of an earlier run with the same settings; None if there are none, or if they cannot be judged."""
+def _kept(data: Path, requested: Numbers) -> Numbers | None:
+    """Numbers of an earlier run with the same settings; None if there are none."""
     try:
         saved = json.loads(data.read_text(encoding="utf-8"))
-        if saved["settings"] != requested:
-            return None
-        study.computation.check(saved["numbers"])
-        return saved["numbers"]
-    except Exception:  # a file may hold anything
+        return saved["numbers"] if saved["settings"] == requested else None
+    except (OSError, ValueError, TypeError, KeyError):
         return None
 
 
 @cache
 def _code() -> str:
     """A digest of the package's sources: numbers of other code are computed again."""
-    root = Path(__file__).parents[1]
-    digest = hashlib.sha256()
-    for path in sorted(root.rglob("*.py")):
-        digest.update(f"{path.relative_to(root).as_posix()}\0".encode() + path.read_bytes() + b"\0")
-    return digest.hexdigest()[:16]
+    sources = sorted(Path(__file__).parents[1].rglob("*.py"))
+    return hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:16]
 
 
 def _draw(study: Study, numbers: Numbers, path: Path) -> None:
@@ -450,12 +415,9 @@ def _draw(study: Study, numbers: Numbers, path: Path) -> None:
 def every_outcome(
     studies: Sequence[Study], settings: Settings, out: Path, *, fresh: bool = False, jobs: int = 1
 ) -> Iterator[Outcome]:
-    """Compute results with `jobs` processes.
+    """Compute results with `jobs` processes; outcomes come as they finish.
 
-    On an interrupt the workers end at once, and no partial file remains.
-
-    Returns:
-        An iterator over outcomes, in the order in which they finish.
+    On an interrupt the processes end at once, and leave no partial file.
     """
     jobs = min(jobs, len(studies))
     if jobs == 1:
@@ -464,24 +426,23 @@ def every_outcome(
         return
     # Spawn, because a fork copies locks that other threads hold, such as that of a progress bar.
     context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(jobs, context, initializer=_begin_worker, initargs=(torch.get_num_threads(),))
-    # The workers, which start at `submit`, inherit that Ctrl-C is ignored: this process decides whether to stop.
-    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    tasks = [pool.submit(_reproduce_named, study.name, settings, out, fresh) for study in studies]
-    signal.signal(signal.SIGINT, handler)
-    try:
-        for task in as_completed(tasks):
-            yield task.result()
-    except BaseException:
-        for worker in (pool._processes or {}).values():
-            worker.terminate()
-        raise
-    finally:
-        workers = list(pool._processes or {})
-        pool.shutdown(cancel_futures=True)
-        for path in (path for study in studies for path in files_of(study, out)):
-            for partial in partials_of(path, workers):
-                partial.unlink(missing_ok=True)
+    with ProcessPoolExecutor(jobs, context, initializer=_begin_worker, initargs=(torch.get_num_threads(),)) as pool:
+        # The workers, which start at `submit`, inherit that Ctrl-C is ignored: this process decides whether to stop.
+        handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        tasks = [pool.submit(_reproduce_named, study.name, settings, out, fresh) for study in studies]
+        signal.signal(signal.SIGINT, handler)
+        try:
+            for task in as_completed(tasks):
+                yield task.result()
+        except BaseException:
+            workers = dict(pool._processes)
+            for worker in workers.values():
+                worker.terminate()
+            pool.shutdown(cancel_futures=True)
+            for study, kind in product(studies, ("json", *KINDS)):
+                for partial in partials_of(out / f"{study.name}.{kind}", workers):
+                    partial.unlink(missing_ok=True)
+            raise
 
 
 def _begin_worker(threads: int) -> None:

@@ -1,16 +1,11 @@
 """In distillation the forward KL is robust to stale completions, and the reverse KL is not, unless it is recomputed
 under the current student.
 
-The paper's first two results, on a smaller model: a student with 20 of SmolLM2-135M's 30 layers is trained towards
-the whole model, on completions that are 0, 4 or 16 updates old, or that are used for 1, 4 or 16 updates. The exact KL
-of a token is summed over the vocabulary under the current student, and the top-64 one over the teacher's likeliest
-tokens. The sampled terms are recomputed for the token that the old student drew, without an importance weight: k1 for
-the reverse KL, k3 for the forward KL. What staleness costs is the share by which the KL is higher, seed by seed: arms
-end at different KLs, so differences in nats do not compare. Where the queue of old completions is filled with
-different batches of the starting student ("filled-16"), runs differ from fresh ones in the age alone: they have as
-many updates, and as many different batches. A plain lag repeats its first batch until the next is old enough, and has
-24 batches in 40 updates ("lag-16"); its control uses 24 fresh batches once or twice ("fresh-24"). Design, tables and
-limits: docs/experiments.md.
+A student with 20 of SmolLM2-135M's 30 layers is trained towards the whole model, on completions that are 0, 4 or 16
+updates old, or that are used for 1, 4 or 16 updates. What staleness costs is the share by which the KL is higher, seed
+by seed. With a filled queue of old completions ("filled-16") runs differ from fresh ones in the age alone. A plain lag
+repeats its first batch until the next is old enough, and has 24 batches in 40 updates ("lag-16"); its control uses 24
+fresh batches once or twice ("fresh-24"). Design, tables and limits: docs/experiments/stale-distillation.md.
 """
 
 from collections.abc import Iterator
@@ -19,7 +14,7 @@ from itertools import product
 
 from ...drawing import BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION
 from .. import runs
-from ..study import Axes, Check, Experiment, Figure, Numbers, Settings, ours
+from ..study import Axes, Check, Experiment, Figure, Numbers, Settings, columns, ours
 
 # The figure of `stale_distillation`: a row of panels for each KL, over updates, over the lag and over the reuse.
 
@@ -84,15 +79,16 @@ def _each_run(numbers: Numbers, measure: str, axis: Axes) -> None:
 
 def _over_reuses(numbers: Numbers, measure: str, axis: Axes) -> None:
     for arm, (label, colour, mark) in ARMS.items():
-        known = {at: numbers["end"].get(f"{arm} {stale}") for at, stale in enumerate(REUSES)}
-        known = {at: by_measure[measure] for at, by_measure in known.items() if by_measure}
-        mean, error = ([each[name] for each in known.values()] for name in ("mean", "error"))
+        settings = {at: f"{arm} {stale}" for at, stale in enumerate(REUSES)}
+        known = {at: numbers["end"][name][measure] for at, name in settings.items() if name in numbers["end"]}
+        mean, error = columns(known.values(), "mean", "error")
         axis.errorbar(list(known), mean, yerr=error, fmt=f"{mark}-", color=colour, label=label, ms=5, lw=1.4, capsize=2)
     axis.set_xticks(range(len(REUSES)), list(REUSES.values()))
     axis.set_xlabel("updates with each batch")
 
 
 EXPERIMENT = Experiment("stale_distill.csv", "exp_stale_distill.py")
+SETTING = "{arm} {stale}"
 FRESH, OLD, LATE, FEWER, REUSED = "fresh", "filled-16", "lag-16", "fresh-24", "reuse-16"
 COMPARED = {
     OLD: (OLD, FRESH),
@@ -152,45 +148,35 @@ NEARER = "with stale completions every arm ends nearer to the teacher than it be
 def run(settings: Settings) -> Numbers:
     """Every setting at the last update and over updates, and what staleness costs it."""
     rows = runs.finite_rows(EXPERIMENT, settings)
-    last = runs.at_update(rows, runs.LAST)
-    settings_of, before = runs.grouped(last, setting_of), runs.grouped(runs.at_update(rows, 0), setting_of)
+    last, before = (runs.grouped(runs.at_update(rows, update), SETTING) for update in (runs.LAST, 0))
+    at = lambda arm, age: last.get(f"{arm} {age}", [])
+    comparisons = [(arm, name, *sides) for arm, (name, sides) in product(ARMS, COMPARED.items())]
+    shares = lambda arm, measure: runs.excesses(at(arm, OLD), at(arm, FRESH), measure)
     return {
         "made": runs.provenance(rows),
-        "start": {column: runs.at_start(rows, column) for column in runs.COLUMNS},
-        "end": runs.summaries(last, runs.COLUMNS, setting_of),
-        "runs": {
-            name: {m: {row["seed"]: float(row[m]) for row in group} for m in MEASURES}
-            for name, group in settings_of.items()
+        "end": runs.summaries(runs.at_update(rows, runs.LAST), runs.COLUMNS, SETTING),
+        "runs": {name: {m: {row["seed"]: row[m] for row in group} for m in MEASURES} for name, group in last.items()},
+        "paths": {measure: runs.paths(rows, measure, SETTING) for measure in MEASURES},
+        # What each arm loses in each comparison, seed by seed: the share of a KL, or right answers.
+        "costs": {
+            **{
+                m: {f"{a} {name}": runs.excess(at(a, old), at(a, new), m) for a, name, old, new in comparisons}
+                for m in MEASURES
+            },
+            runs.RIGHT: {
+                f"{a} {name}": runs.difference(at(a, new), at(a, old), runs.RIGHT) for a, name, old, new in comparisons
+            },
         },
-        "paths": {measure: runs.paths(rows, measure, setting_of) for measure in MEASURES},
-        "costs": {column: _costs(settings_of, column) for column in (*MEASURES, runs.RIGHT)},
-        "gains": {
-            m: {name: runs.paired_if_run(before[name], settings_of[name], m) for name in settings_of} for m in MEASURES
+        "gains": {m: {name: runs.difference(before[name], last[name], m) for name in last} for m in MEASURES},
+        # By how much more one arm loses by the age than another.
+        "more": {
+            m: {
+                claim: runs.difference(shares(more, m), shares(less, m), "gap")
+                for claim, (more, less) in (COSTS_MORE | OUR_COSTS_MORE).items()
+            }
+            for m in MEASURES
         },
-        "more": {measure: _more(settings_of, measure) for measure in MEASURES},
     }
-
-
-def setting_of(row: runs.Row) -> str:
-    """Arm and age of the completions."""
-    return f"{row['arm']} {row['stale']}"
-
-
-def _costs(last: dict[str, list[runs.Row]], column: str) -> dict[str, runs.SeedMean | None]:
-    """What each arm loses in each comparison, seed by seed: the share of a KL, or right answers; None without runs."""
-    costs = {}
-    for arm, (name, (stale, base)) in product(ARMS, COMPARED.items()):
-        one, other = (last.get(f"{arm} {age}", []) for age in (stale, base))
-        shares = runs.mean_of(runs.excess_by_seed(one, other, column), "excess") if column != runs.RIGHT else None
-        costs[f"{arm} {name}"] = runs.paired_if_run(other, one, column) if column == runs.RIGHT else shares
-    return costs
-
-
-def _more(last: dict[str, list[runs.Row]], column: str) -> dict[str, runs.SeedMean | None]:
-    """By how much more one arm loses by the age than another, seed by seed; None without runs."""
-    shares = lambda arm: runs.excess_by_seed(last.get(f"{arm} {OLD}", []), last.get(f"{arm} {FRESH}", []), column)
-    sides = COSTS_MORE | OUR_COSTS_MORE
-    return {claim: runs.paired_if_run(shares(more), shares(less), "excess") for claim, (more, less) in sides.items()}
 
 
 def check(numbers: Numbers) -> list[Check]:
@@ -201,15 +187,16 @@ def check(numbers: Numbers) -> list[Check]:
 
 def _differences(numbers: Numbers, measure: str, worse: Sides, costs_more: Sides) -> Iterator[Check]:
     for claim, (arm, name) in worse.items():
-        yield runs.exceeds_if_run(f"{claim}, {MEASURES[measure]}", numbers["costs"][measure][f"{arm} {name}"])
+        yield runs.exceeds_over_seeds(f"{claim}, {MEASURES[measure]}", numbers["costs"][measure][f"{arm} {name}"])
     for claim in costs_more:
-        yield runs.exceeds_if_run(f"{claim}, {MEASURES[measure]}", numbers["more"][measure][claim])
+        yield runs.exceeds_over_seeds(f"{claim}, {MEASURES[measure]}", numbers["more"][measure][claim])
 
 
 def _our_sentences(numbers: Numbers, measure: str) -> Iterator[Check]:
     yield from _differences(numbers, measure, OUR_WORSE, OUR_COSTS_MORE)
     for claim, (arm, name) in COSTS_LITTLE.items():
-        yield runs.below_if_run(f"{claim}, {MEASURES[measure]}", numbers["costs"][measure][f"{arm} {name}"], SMALL)
+        cost = numbers["costs"][measure][f"{arm} {name}"]
+        yield runs.below_over_seeds(f"{claim}, {MEASURES[measure]}", cost, SMALL)
     yield _every_one_nearer(f"{NEARER}, {MEASURES[measure]}", numbers, measure)
 
 
@@ -217,10 +204,10 @@ def _every_one_nearer(claim: str, numbers: Numbers, measure: str) -> Check:
     """By the progress of the stale setting whose lower bound is the lowest, of those with enough seeds."""
     stale = [gain for setting, gain in numbers["gains"][measure].items() if not setting.split()[1].startswith(FRESH)]
     judged = [gain for gain in stale if gain["seeds"] >= runs.ENOUGH_SEEDS]
-    least = min(judged, key=lambda each: each["difference"] - runs.ENOUGH_ERRORS * each["error"], default=None)
-    verdict, left_out = runs.exceeds_if_run(claim, least), len(stale) - len(judged)
-    if not judged or not left_out:
-        return verdict
-    return replace(
-        verdict, measured=f"{verdict.measured}; without {left_out} of {len(stale)} settings, with fewer seeds"
-    )
+    if not judged:
+        return runs.undecided(claim)
+    verdict = runs.exceeds_over_seeds(claim, min(judged, key=lambda x: x["mean"] - runs.ENOUGH_ERRORS * x["error"]))
+    if left_out := len(stale) - len(judged):
+        more = f"; without {left_out} of {len(stale)} settings, with fewer seeds"
+        return replace(verdict, measured=verdict.measured + more)
+    return verdict

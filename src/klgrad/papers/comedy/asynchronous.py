@@ -1,19 +1,16 @@
 """With completions that are many updates old, training without a KL is unstable; k1 in the reward and k3 as a loss
 stabilise it, k1 in the reward best, and k1 as a loss and k3 in the reward do not.
 
-The paper's asynchronous experiments, on a smaller model: SmolLM2-135M-Instruct learns sums and differences from
-completions that are 10 or 2 updates old, with a KL at a coefficient of 0.1. Ours is an answer to the question that
-the paper leaves open, whether an estimator that is right on old completions is better there: k1 with the importance
-ratio of the prefix or of the whole completion, bounded by 2 or unbounded, against the same term without weights.
-Right answers are compared at the last update, and at the largest KL that both arms have had. Most runs have 60
-updates; at a lag of 10 those without a KL, with k1 in the reward and with k3 as a loss also have 180, and so do those
-of k1 as a loss at the smallest coefficient. A run has collapsed if it ends with fewer right answers than it began with;
-one that has not does not contradict that it would. k1 as a loss also has lags of 4, 6 and 8, at three coefficients,
-shown run by run. Runs with fresh completions are those of `on_policy`. Design, table and limits: docs/experiments.md.
+SmolLM2-135M-Instruct learns sums and differences from completions that are 10 or 2 updates old, with a KL at a
+coefficient of 0.1. Ours is whether an estimator that is right on old completions is better there: k1 with the
+importance ratio of the prefix or of the whole completion, bounded by 2 or unbounded, against the same term without
+weights. A run has collapsed if it ends with fewer right answers than it began with; one that has not does not
+contradict that it would. k1 as a loss also has lags of 4, 6 and 8, at three coefficients, shown run by run. Runs with
+fresh completions are those of `on_policy`. Design, table and limits: docs/experiments/stale-completions.md.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import product
 
 from ...drawing import BLUE, GREY, PURPLE, STYLES
@@ -66,7 +63,7 @@ def draw(numbers: Numbers, figure: Figure) -> None:
 def _k1_loss(numbers: Numbers, axis: Axes) -> None:
     """The end of each run of k1 as a loss over the lag, by coefficient."""
     for (i, (coef, (colour, mark))), last in product(enumerate(COEFFICIENT_MARKS.items()), (LAST, LONG_LAST)):
-        own = [run for run in numbers["k1-loss"] if (run["kl_coef"], run["updates"][-1]) == (coef, last)]
+        own = [run for run in numbers["k1-loss"] if (run["kl_coef"], run["update"][-1]) == (coef, last)]
         if own:
             at = [int(run["lag"]) + 0.3 * (i - 1) + (0.15 if last == LONG_LAST else 0) for run in own]
             face = colour if last == LONG_LAST else "none"
@@ -108,31 +105,24 @@ def _over_kl(numbers: Numbers, axis: Axes) -> None:
 
 def _weights(numbers: Numbers, axis: Axes) -> None:
     """Right answers with weights less those without, with an error bar, by lag and measure."""
-    names = [arm for arm in LABELS if any(arm in arms for arms in numbers["weighted"].values())]
     places = [(lag, measure) for lag in MARKS for measure in FACES]
-    for i, arm in enumerate(names):
+    for i, arm in enumerate(CORRECTED):
         for j, (lag, measure) in enumerate(places):
-            change = numbers["weighted"][lag].get(arm, {}).get(measure)
-            if change:
+            change = numbers["weighted"][lag][arm][measure]
+            if change["seeds"]:
                 look = {"fmt": MARKS[lag], "color": LABELS[arm][1], "mfc": FACES[measure] or LABELS[arm][1], "ms": 5}
-                axis.errorbar(change["difference"], i + 0.15 * (j - 1.5), xerr=change["error"], **look)
+                axis.errorbar(change["mean"], i + 0.15 * (j - 1.5), xerr=change["error"], **look)
     axis.axvline(0, color="grey", lw=1)
-    axis.set_yticks(range(len(names)), [LABELS[name][0].replace(" weights", "\nweights") for name in names], fontsize=9)
+    axis.set_yticks(
+        range(len(CORRECTED)), [LABELS[arm][0].replace(" weights", "\nweights") for arm in CORRECTED], fontsize=9
+    )
     axis.invert_yaxis()
-    axis.set_xlabel(f"right answers, less those of {_others(numbers['compared_with'])}")
+    axis.set_xlabel(f"right answers, less those of {LABELS[CONTROL][0]}")
     axis.set_title(
         "3 seeds, ± 1 SE (at equal KL 2 where a run has no value);\n"
         "circles: lag 2; squares: lag 10;\nfilled: at the last update; open: at equal KL",
         fontsize=9,
     )
-
-
-def _others(compared_with: dict[str, str]) -> str:
-    """What the arms with weights are compared with, by lag if it differs."""
-    names = {lag: LABELS[arm][0] for lag, arm in compared_with.items()}
-    if len(set(names.values())) == 1:
-        return next(iter(names.values()))
-    return "\n" + ", ".join(f"{name} (lag {lag})" for lag, name in names.items())
 
 
 FRESH = Experiment("comedy.csv", "exp_comedy.py")
@@ -141,22 +131,21 @@ LONG = Experiment("async_long.csv", "exp_async.py", ("long",))
 EXPERIMENT = Experiment("async.csv", "exp_async.py", also=(FRESH, LONG))
 LAST, LONG_LAST = 60, 180
 LAGS = ("10", "2")
+SETTING = "{arm} {lag}"
 COEFFICIENTS = ("0.1", "0.0")
 """That of every KL, and that of the runs without one."""
-COLUMNS = ("correct_in", "correct_out", "kl_per_sequence", "entropy_per_token", "length", "skipped_updates")
+RIGHT = "correct_in"
+COLUMNS = (RIGHT, "correct_out", "kl_per_sequence", "entropy_per_token", "length", "skipped_updates")
 NONE, REWARD, K3_LOSS = "none", "k1-reward", "k3-loss"
 UNCORRECTED = (NONE, REWARD, "k3-reward", "k1-loss", K3_LOSS)
 CONTROL = "k1-unweighted"
 """The arms of `CORRECTED` without weights: a token is paired with its own and later terms, as there."""
-CORRECTED = {
-    "k1-prefix-unbounded": "prefix weights",
-    "k1-prefix-bounded": "prefix weights up to 2",
-    "k1-sequence-unbounded": "sequence weights",
-    "k1-sequence-bounded": "sequence weights up to 2",
-}
+CORRECTED = ("k1-prefix-unbounded", "k1-prefix-bounded", "k1-sequence-unbounded", "k1-sequence-bounded")
 """Arms whose KL has importance weights; with fresh completions these and `CONTROL` have the expected gradient of
 `REWARD`."""
 ARMS = (*UNCORRECTED, CONTROL, *CORRECTED)
+WITHOUT_FRESH = (CONTROL, *CORRECTED)
+"""Their runs with fresh completions are those of `REWARD`."""
 CLAIMED = {
     "k3 in the reward ends below its start": ("start", "k3-reward 10"),
     "k1 as loss ends below its start": ("start", "k1-loss 10"),
@@ -186,89 +175,58 @@ STEADIER = {
 """At a lag of 10: the arm that should lose less than `NONE`, compared with its own runs on fresh completions."""
 
 
-def setting_of(row: runs.Row) -> str:
-    """Arm and lag."""
-    return f"{row['arm']} {row['lag']}"
-
-
 def run(settings: Settings) -> Numbers:
     """Every arm and lag at the last update and over updates, what the lag costs, and what the weights change."""
-    rows = _rows(settings)
-    last = runs.at_update(rows, LAST)
+    stale, long = (runs.rows_of(each, settings) for each in (EXPERIMENT, LONG))
+    fresh = [{**row, "lag": "0"} for row in runs.rows_of(FRESH, settings)]
+    rows = [row for row in stale if row["lag"] in LAGS] + fresh
+    rows = [row for row in rows if row["arm"] in ARMS and row["kl_coef"] in COEFFICIENTS]
     # Evaluations before training differ a little between the files; those of the old completions are compared with it.
-    start = {column: runs.at_start([row for row in rows if row["lag"] in LAGS], column) for column in COLUMNS}
-    end, by_name = runs.summaries(last, COLUMNS, setting_of), runs.by_setting(last, setting_of)
-    trained = runs.grouped((row for row in rows if row["update"] != "0"), setting_of)
-    long = runs.rows_of(LONG, settings)
-    long_end = runs.summaries(runs.at_update(long, LONG_LAST), COLUMNS, setting_of)
+    start = {RIGHT: runs.at_start([row for row in rows if row["lag"] in LAGS], RIGHT)}
+    by_name = runs.by_setting(runs.at_update(rows, LAST), SETTING)
+    trained = runs.grouped((row for row in rows if row["update"]), SETTING)
+    long_end = runs.summaries(runs.at_update(long, LONG_LAST), COLUMNS, SETTING)
+    of = lambda name: by_name.get(name, [])
+    lost = lambda arm, lag: runs.gaps(of(f"{REWARD if arm in WITHOUT_FRESH else arm} 0"), of(f"{arm} {lag}"), RIGHT)
+    equal_kl = lambda arm, control: runs.gap_at_equal_kl(
+        trained.get(arm, []), trained.get(control, []), start[RIGHT]["mean"]
+    )
+    weighted = lambda arm, control: {
+        **{column: runs.difference(of(arm), of(control), column) for column in COLUMNS},
+        "equal_kl": equal_kl(arm, control),
+    }
     return {
-        "made": runs.provenance([*rows, *long, *runs.rows_of(EXPERIMENT, settings)]),
+        "made": runs.provenance([*rows, *long, *stale]),
         "start": start,
-        "end": end,
-        "long_end": {name: columns for name, columns in long_end.items() if name in end},
+        "end": runs.summaries(runs.at_update(rows, LAST), COLUMNS, SETTING),
+        "long_end": {name: columns for name, columns in long_end.items() if name in by_name},
         "claimed": _claimed(CLAIMED | OUR_CLAIMS, rows, LAST),
         "long_claimed": _claimed(LONG_CLAIMED, long, LONG_LAST),
-        "failures": runs.failures(rows, LAST, setting_of),
-        "cost": {name: runs.mean_of(_lost(by_name, name), "gap") for name in end if not name.endswith(" 0")},
-        "steadier": {
-            arm: runs.paired_if_run(*(_lost(by_name, f"{each} 10") for each in (NONE, arm)), column="gap")
-            for arm in STEADIER.values()
-        },
-        "compared_with": {lag: _compared_with(end, lag) for lag in LAGS},
-        "weighted": {lag: _weighted(by_name, trained, lag, start["correct_in"]["mean"]) for lag in LAGS},
-        "paths": runs.paths(rows, "correct_in", setting_of) | runs.paths(long, "correct_in", setting_of),
-        "runs": runs.runs_of(last, setting_of),
-        "k1-loss": _each_k1_loss(runs.rows_of(EXPERIMENT, settings), long),
+        "failures": runs.failures(rows, LAST, SETTING),
+        "cost": {f"{arm} {lag}": runs.over_seeds(lost(arm, lag), "gap") for arm, lag in product(ARMS, LAGS)},
+        "steadier": {arm: runs.difference(lost(NONE, "10"), lost(arm, "10"), "gap") for arm in STEADIER.values()},
+        "weighted": {lag: {arm: weighted(f"{arm} {lag}", f"{CONTROL} {lag}") for arm in CORRECTED} for lag in LAGS},
+        "paths": runs.paths(rows, RIGHT, SETTING) | runs.paths(long, RIGHT, SETTING),
+        "runs": runs.points_of(runs.at_update(rows, LAST), SETTING),
+        "k1-loss": sorted(
+            [*_each_k1_loss(stale), *_each_k1_loss(long)],
+            key=lambda run: (float(run["kl_coef"]), int(run["lag"]), run["update"][-1], run["seed"]),
+        ),
     }
 
 
-def _rows(settings: Settings) -> list[runs.Row]:
-    """The runs with old completions, and those with fresh ones at the same coefficient."""
-    rows = [row for row in runs.rows_of(EXPERIMENT, settings) if row["lag"] in LAGS]
-    rows += [{**row, "lag": "0"} for row in runs.rows_of(FRESH, settings)]
-    return [row for row in rows if row["arm"] in ARMS and row["kl_coef"] in COEFFICIENTS]
-
-
-def _claimed(claims: dict[str, tuple[str, str]], rows: list[runs.Row], last: int) -> dict[str, runs.SeedMean | None]:
+def _claimed(claims: dict[str, tuple[str, str]], rows: list[runs.Row], last: int) -> dict[str, runs.SeedMean]:
     """The differences of claims, seed by seed; a start is that of the runs that are compared with it."""
-    ends, starts = (runs.grouped(runs.at_update(rows, update), setting_of) for update in (last, 0))
-    return runs.differences({claim: ("correct_in", *sides) for claim, sides in claims.items()}, ends, starts)
+    ends, starts = (runs.grouped(runs.at_update(rows, update), SETTING) for update in (last, 0))
+    return runs.differences({claim: (RIGHT, *sides) for claim, sides in claims.items()}, ends, starts)
 
 
-def _each_k1_loss(*files: list[runs.Row]) -> list[Numbers]:
+def _each_k1_loss(rows: list[runs.Row]) -> Iterator[Numbers]:
     """Every run of k1 as a loss on old completions: lag, coefficient, seed, and right answers and KL over updates."""
-    each = []
-    for rows in files:
-        own = (row for row in rows if row["arm"] == "k1-loss")
-        for name, path in runs.grouped(own, lambda row: f"{row['lag']} {row['kl_coef']} {row['seed']}").items():
-            labels = dict(zip(("lag", "kl_coef", "seed"), name.split(), strict=True))
-            over = {column: [float(row[column]) for row in path] for column in ("correct_in", "kl_per_sequence")}
-            each.append({**labels, "updates": [int(row["update"]) for row in path], **over})
-    return sorted(each, key=lambda run: (float(run["kl_coef"]), int(run["lag"]), run["updates"][-1], run["seed"]))
-
-
-def _lost(by_name: dict[str, list[runs.Row]], name: str) -> list[runs.Row]:
-    """The right answers that a lag costs an arm: those with fresh completions, less those with old ones, by seed."""
-    arm = name.split()[0]
-    fresh = by_name.get(f"{REWARD if arm in (CONTROL, *CORRECTED) else arm} 0", [])
-    return runs.gaps_by_seed(fresh, by_name.get(name, []), "correct_in")
-
-
-def _compared_with(end: Mapping[str, object], lag: str) -> str:
-    """The arm that the arms with weights are compared with: `CONTROL` if it has runs at this lag."""
-    return CONTROL if f"{CONTROL} {lag}" in end else REWARD
-
-
-def _weighted(
-    by_name: dict[str, list[runs.Row]], trained: dict[str, list[runs.Row]], lag: str, start: float
-) -> Numbers:
-    """What the weights of each arm change in every column and in right answers at equal KL, seed by seed."""
-    changes, other = {}, f"{_compared_with(by_name, lag)} {lag}"
-    for name, arm in ((f"{arm} {lag}", arm) for arm in CORRECTED):
-        if name in by_name and other in by_name:
-            changes[arm] = {column: runs.paired_if_run(by_name[name], by_name[other], column) for column in COLUMNS}
-            changes[arm]["equal_kl"] = runs.gap_at_equal_kl(trained[name], trained[other], start)
-    return changes
+    own = (row for row in rows if row["arm"] == "k1-loss")
+    for path in runs.grouped(own, "{lag} {kl_coef} {seed}").values():
+        labels = {name: path[0][name] for name in ("lag", "kl_coef", "seed")}
+        yield labels | {column: [row[column] for row in path] for column in ("update", RIGHT, runs.FAR)}
 
 
 def check(numbers: Numbers) -> list[Check]:
@@ -276,65 +234,51 @@ def check(numbers: Numbers) -> list[Check]:
 
     What the weights change is a question, to which the paper has no sentence: its numbers are in the tables.
     """
-    return [*_of_the_paper(numbers), *ours(*_of_the_cost(numbers["steadier"]), *_of_lags_between(numbers["k1-loss"]))]
+    claimed, steadier = numbers["claimed"], numbers["steadier"]
+    return [
+        *(
+            _judged(f"{claim}, lag 10, {LONG_LAST} updates", gap, LONG_LAST)
+            for claim, gap in numbers["long_claimed"].items()
+        ),
+        *(_judged(f"{claim}, lag 10", claimed[claim], LAST) for claim in CLAIMED),
+        *ours(
+            *(_judged(f"{claim}, lag 10", claimed[claim], LAST) for claim in OUR_CLAIMS),
+            *(runs.exceeds_over_seeds(f"{claim}, lag 10", steadier[arm]) for claim, arm in STEADIER.items()),
+            *_of_lags_between(numbers["k1-loss"]),
+        ),
+    ]
 
 
-def _of_lags_between(by_name: list[Numbers]) -> Iterator[Check]:
+def _judged(sentence: str, gap: runs.SeedMean, last: int) -> Check:
+    if "below its start" in sentence:
+        return runs.collapses(sentence, gap, HORIZON.format(last))
+    return runs.exceeds_over_seeds(sentence, gap)
+
+
+def _of_lags_between(each: list[Numbers]) -> Iterator[Check]:
     """How many runs of k1 as a loss end below their start, by coefficient, and whether lag times coefficient decides.
 
     A sentence about all runs is decided by as many runs as other sentences need seeds.
     """
-    ended = _longest(by_name)
-    fallen = lambda run: run["correct_in"][-1] < run["correct_in"][0]
+    ended = _longest(each)
+    fallen = lambda run: run[RIGHT][-1] < run[RIGHT][0]
     for coef in BETWEEN_COEFFICIENTS:
         own = [run for run in ended if run["kl_coef"] == coef and run["lag"] in BETWEEN]
+        count, seeds = sum(map(fallen, own)), len({run["seed"] for run in own})
+        holds = len(own) >= runs.ENOUGH_SEEDS and count == len(own)
+        horizon = "" if holds else f"; {HORIZON.format(max((run['update'][-1] for run in own), default=0))}"
         claim = f"k1 as loss at β = {coef} ends below its start in every run, lags 4 to 8"
-        count = sum(map(fallen, own))
-        if not own:
-            yield runs.undecided_without_runs(claim)
-            continue
-        enough = len(own) >= runs.ENOUGH_SEEDS
-        holds = enough and count == len(own)
-        seeds = len({run["seed"] for run in own})
-        horizon = "" if holds else f"; {HORIZON.format(own[0]['updates'][-1])}"
         yield Check(claim, f"in {count} of {len(own)} runs, {seeds} seeds{horizon}", holds, decided=holds)
-    claim = "the product of lag and β decides whether k1 as loss ends below its start"
-    if not any(run["lag"] in BETWEEN for run in ended):
-        yield runs.undecided_without_runs(claim)
-        return
     product_of = lambda run: round(int(run["lag"]) * float(run["kl_coef"]), 9)
     most = max((product_of(run) for run in ended if not fallen(run)), default=0.0)
     least = min((product_of(run) for run in ended if fallen(run)), default=math.inf)
+    claim = "the product of lag and β decides whether k1 as loss ends below its start"
     measured = f"largest product without a fall {most:g}, smallest with one {least:g}; {HORIZON.format('60 or 180')}"
     yield Check(claim, measured, holds=most < least, decided=most < least)
 
 
-def _longest(by_name: list[Numbers]) -> list[Numbers]:
+def _longest(each: list[Numbers]) -> list[Numbers]:
     """The runs that have ended, those of 180 updates in the place of those of 60 with the same lag and coefficient."""
-    last = lambda run: run["updates"][-1]
-    ended = [run for run in by_name if last(run) in (LAST, LONG_LAST)]
-    same = lambda run: (run["lag"], run["kl_coef"])
-    long = {same(run) for run in ended if last(run) == LONG_LAST}
-    return [run for run in ended if last(run) == (LONG_LAST if same(run) in long else LAST)]
-
-
-def _of_the_paper(numbers: Numbers) -> list[Check]:
-    judged = []
-    for claim, gap in numbers["claimed"].items():
-        sentence = f"{claim}, lag 10"
-        judged += ours(_judged(sentence, gap, LAST)) if claim in OUR_CLAIMS else [_judged(sentence, gap, LAST)]
-    long = [
-        _judged(f"{claim}, lag 10, {LONG_LAST} updates", gap, LONG_LAST)
-        for claim, gap in numbers["long_claimed"].items()
-    ]
-    return [*long, *judged]
-
-
-def _judged(sentence: str, gap: runs.SeedMean | None, last: int) -> Check:
-    if "below its start" in sentence:
-        return runs.collapse_if_run(sentence, gap, HORIZON.format(last))
-    return runs.exceeds_if_run(sentence, gap)
-
-
-def _of_the_cost(steadier: dict[str, runs.SeedMean | None]) -> list[Check]:
-    return [runs.exceeds_if_run(f"{claim}, lag 10", steadier[arm]) for claim, arm in STEADIER.items()]
+    last, same = (lambda run: run["update"][-1]), (lambda run: (run["lag"], run["kl_coef"]))
+    long = {same(run) for run in each if last(run) == LONG_LAST}
+    return [run for run in each if last(run) == (LONG_LAST if same(run) in long else LAST)]

@@ -13,7 +13,7 @@ from ...core.estimators import k1, k3
 from ...core.importance import prefix_ratio, sequence_ratio, token_ratio
 from ...core.rollout import Rollout
 from ...drawing import style
-from ..study import Check, Figure, Numbers, Settings, below, exceeds_zero, ours
+from ..study import Check, Figure, Numbers, Settings, below, exceeds, ours, over_repeats
 
 # Binary Markov chains of a fixed length, and the mean and variance of a KL gradient over all their sequences.
 #
@@ -312,7 +312,7 @@ def _more(claim: str, larger: list[float], smaller: list[float]) -> Check:
     """Whether it is larger on average, by the z-score; also reports in how many pairs."""
     differences = torch.tensor(larger, dtype=torch.float64) - torch.tensor(smaller, dtype=torch.float64)
     mean, positive = differences.mean().item(), (differences > 0).double().mean().item()
-    judged = exceeds_zero(claim, differences)
+    judged = exceeds(claim, over_repeats(differences))
     return replace(judged, measured=f"by {mean:.3g}, {judged.measured}, in {positive:.0%} of pairs")
 
 
@@ -476,4 +476,4 @@ def _biased(claim: str, values: list[float]) -> Check:
 def _larger(claim: str, larger: list[float], smaller: list[float]) -> Check:
     """By the logarithm of the ratio of each problem: a few large weights would dominate any difference."""
     ratio = torch.tensor(larger, dtype=torch.float64) / torch.tensor(smaller, dtype=torch.float64)
-    return exceeds_zero(claim, ratio.log())
+    return exceeds(claim, over_repeats(ratio.log()))

@@ -1,17 +1,13 @@
 """Training with biased gradients of the KL becomes unstable, and unbiased configurations are better in and out of the
 domain.
 
-The paper's on-policy experiments, on a smaller model: SmolLM2-135M-Instruct learns sums and differences with k1 or k3
-in the reward, as a loss, or in both places. Advantages are centred in their group and not divided by a standard
-deviation, as in RLOO. In the paper, k3 in the reward collapses at every coefficient and k1 as a loss at large ones. A
-run has collapsed if it ends with fewer right answers than it began with. The paper's collapses come within about 250
-updates: where there are runs of 300 updates, at coefficients of 0.1 and 1, they are judged, and a run that has not
-collapsed after 60 does not contradict it. k1 in the reward and k3 as a loss are also compared over
-all experiments that have both at one coefficient, seed by seed, after 60 updates. Design, tables and limits:
-docs/experiments.md.
+SmolLM2-135M-Instruct learns sums and differences with k1 or k3 in the reward, as a loss, or in both places. Advantages
+are centred in their group and not divided by a standard deviation, as in RLOO. A run has collapsed if it ends with
+fewer right answers than it began with; where there are runs of 300 updates they are judged, because the paper's
+collapses come within about 250. Design, table and limits: docs/experiments/places.md.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from ...drawing import BLUE, STYLES
@@ -58,10 +54,7 @@ def _frontier(numbers: Numbers, axis: Axes, arms: tuple[str, ...]) -> None:
     for run in (run for run in numbers["runs"] if run["name"] in arms):
         _, colour, line = LABELS[run["name"]]
         axis.plot(run["kl"], run["correct_in"], MARKS[line], ms=5, color=colour, mfc="none", zorder=3)
-    far = max(run["kl"] for run in numbers["runs"] if run["name"] in numbers["curve"]["off"])
-    at = [far * i / 100 for i in range(1, 101)]
-    axis.plot(at, [runs.height(numbers["curve"]["weights"], x) for x in at], color="black", lw=1)
-    axis.set(xlabel="KL(π‖ref) per completion, nats")
+    runs.over_kl(axis, numbers["curve"], [run for run in numbers["runs"] if run["name"] in numbers["curve"]["off"]])
     axis.set_title("each run of every β; circles: reward,\nsquares: loss, triangles: both", fontsize=10)
 
 
@@ -72,6 +65,7 @@ EXPERIMENT = Experiment(
 )
 """Of the other files only the runs of `POOLED` and of `COLLAPSES` are read."""
 LAST = 60
+SETTING = "{arm} {kl_coef}"
 RIGHT, OUT, FAR, ENTROPY = "correct_in", "correct_out", "kl_per_sequence", "entropy_per_token"
 COLUMNS = (RIGHT, OUT, FAR, ENTROPY, "length", "skipped_updates")
 NOT_A_KL = ("k1-loss", "k3-reward")
@@ -105,51 +99,37 @@ COLLAPSES = {
 """Arms of the long runs."""
 
 
-def setting_of(row: runs.Row) -> str:
-    """Arm and coefficient."""
-    return f"{row['arm']} {row['kl_coef']}"
-
-
 def run(settings: Settings) -> Numbers:
     """The settings at the last update and over updates, and the curve of right answers over the KL."""
     rows = runs.rows_of(EXPERIMENT, settings)
-    last = runs.at_update(rows, LAST)
     std, long = (runs.rows_of(other, settings) for other in EXPERIMENT.also)
-    others = [runs.at_update(each, LAST) for each in (std, long)]
-    pairs = {coef: [pair for each in (last, *others) for pair in _pairs(each, coef)] for coef in ("0.03", "0.1")}
+    last, *others = (runs.at_update(each, LAST) for each in (rows, std, long))
+    ends, starts = (runs.by_setting(runs.at_update(rows, update), SETTING) for update in (LAST, 0))
+    fallen = lambda own: runs.difference(runs.at_update(own, 0), runs.at_update(own, LONG), RIGHT)
     return {
         "made": runs.provenance([*rows, *(row for each in others for row in each)]),
-        "start": {column: runs.at_start(rows, column) for column in COLUMNS},
-        "end": runs.summaries(last, COLUMNS, setting_of),
-        "differences": _differences(rows),
-        "fallen": {arm: _fallen(long, arm) for arm in COLLAPSES.values()},
-        "paths": runs.paths(rows, "correct_in", setting_of),
-        "runs": runs.runs_of(last, runs.arm_of),
-        "curve": runs.curve_of([row for row in last if row["arm"] not in NOT_A_KL], runs.arm_of),
+        "end": runs.summaries(last, COLUMNS, SETTING),
+        # A start is that of the runs that are compared with it.
+        "differences": runs.differences(HIGHER | OUR_HIGHER, ends, starts),
+        "fallen": {arm: fallen([row for row in long if row["arm"] == arm]) for arm in COLLAPSES.values()},
+        "paths": runs.paths(rows, RIGHT, SETTING),
+        "runs": runs.points_of(last, runs.ARM),
+        "curve": runs.curve_of([row for row in last if row["arm"] not in NOT_A_KL], runs.ARM),
         "pooled": {
-            coef: {"pairs": len(at_coef), **{column: runs.paired_difference(at_coef, column) for column in PLACES}}
-            for coef, at_coef in pairs.items()
+            coef: {column: _pooled_gaps((last, *others), coef, column) for column in PLACES} for coef in ("0.03", "0.1")
         },
     }
 
 
-def _differences(rows: list[runs.Row]) -> dict[str, runs.SeedMean | None]:
-    """What is higher less what is lower, seed by seed; a start is that of the runs that are compared with it."""
-    ends, starts = (runs.by_setting(runs.at_update(rows, update), setting_of) for update in (LAST, 0))
-    return runs.differences(HIGHER | OUR_HIGHER, ends, starts)
-
-
-def _fallen(long: list[runs.Row], arm: str) -> runs.SeedMean | None:
-    """Right answers before training less those after the last update of the long runs of an arm, seed by seed."""
-    own = [row for row in long if row["arm"] == arm]
-    return runs.paired_if_run(runs.at_update(own, 0), runs.at_update(own, LONG), "correct_in")
-
-
-def _pairs(last: list[runs.Row], coef: str) -> list[tuple[runs.Row, runs.Row]]:
+def _pooled_gaps(files: Iterable[list[runs.Row]], coef: str, column: str) -> Numbers:
     """The runs of `POOLED` with one seed in one experiment, at a coefficient; advantages are not divided."""
-    rows = [row for row in last if row["kl_coef"] == coef and row.get("division") != "divided"]
-    by_arm = runs.grouped(rows, runs.arm_of)
-    return runs.pairs_by_seed(*(by_arm.get(arm, []) for arm in POOLED))
+    pairs = []
+    for last in files:
+        rows = [row for row in last if row["kl_coef"] == coef and row.get("division") != "divided"]
+        by_arm = runs.grouped(rows, runs.ARM)
+        one, other = (by_arm.get(arm, []) for arm in POOLED)
+        pairs += runs.gaps(one, other, column)
+    return {"pairs": len(pairs), **runs.over_seeds(pairs, "gap")}
 
 
 def check(numbers: Numbers) -> list[Check]:
@@ -158,9 +138,7 @@ def check(numbers: Numbers) -> list[Check]:
     checks = [runs.exceeds_over_seeds(claim, numbers["fallen"][arm]) for claim, arm in COLLAPSES.items()]
     for claim, (_, high, _) in HIGHER.items():
         gap = differences[claim]
-        checks.append(
-            runs.collapse_if_run(claim, gap, HORIZON) if high == "start" else runs.exceeds_over_seeds(claim, gap)
-        )
+        checks.append(runs.collapses(claim, gap, HORIZON) if high == "start" else runs.exceeds_over_seeds(claim, gap))
     higher = (runs.exceeds_over_seeds(claim, differences[claim]) for claim in OUR_HIGHER)
     return [*checks, *ours(*_pooled(numbers["pooled"]), *higher)]
 
@@ -171,4 +149,4 @@ def _pooled(numbers: Numbers) -> Iterator[Check]:
         for column, place in PLACES.items():
             claim = f"{place}k1 in the reward answers more right than k3 as loss at β = {coef}, over all experiments"
             judged = runs.exceeds_over_seeds(claim, differences[column])
-            yield replace(judged, measured=f"{judged.measured}, {differences['pairs']} pairs of runs")
+            yield replace(judged, measured=f"{judged.measured}, {differences[column]['pairs']} pairs of runs")

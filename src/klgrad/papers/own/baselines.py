@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from ...drawing import BLACK, BLUE, GREY, VERMILION
 from .. import runs
-from ..study import Axes, Check, Experiment, Figure, Numbers, Settings
+from ..study import Axes, Check, Experiment, Figure, Numbers, Settings, columns
 
 TRAINED = Experiment("comedy.csv", "exp_comedy.py")
 DISTILLED = Experiment("stale_distill.csv", "exp_stale_distill.py")
@@ -19,6 +19,7 @@ INSIDE, OUTSIDE, AS_TRAINED, TEACHER = "in domain", "out of domain", "drawn as i
 SAMPLED, SHARPER, GREEDY = "1.0", "0.5", "0.0"
 RIGHT, KL = "correct", "kl_per_sequence"
 COLUMNS = (RIGHT, KL, "length")
+SETTING = "{set} {temperature}"
 LAST, LAST_DISTILLED = 60, 40
 NONE, STUDENT = "no KL after 60 updates", "student"
 CLAIMS = {
@@ -36,39 +37,29 @@ CLAIMS = {
 """What should answer more right, and less."""
 
 
-def setting_of(row: runs.Row) -> str:
-    """Set of questions, and temperature."""
-    return f"{row['set']} {row['temperature']}"
-
-
 def run(settings: Settings) -> Numbers:
     """Right answers by questions and temperature, and the trained policies that they are compared with."""
     rows = runs.rows_of(EXPERIMENT, settings)
     trained = runs.at_update(runs.rows_of(TRAINED, Settings()), LAST)
-    none = [row for row in trained if row["arm"] == "none"]
     distilled = runs.at_update(runs.finite_rows(DISTILLED, Settings()), LAST_DISTILLED)
-    groups = runs.by_setting(rows, setting_of)
-    groups |= {NONE + INSIDE: _right(none, "correct_in"), NONE + OUTSIDE: _right(none, "correct_out")}
+    groups = runs.by_setting(rows, SETTING)
+    groups |= {NONE + INSIDE: _untouched(trained, "correct_in"), NONE + OUTSIDE: _untouched(trained, "correct_out")}
     groups[STUDENT] = [row for row in distilled if (row["arm"], row["stale"]) == ("reverse-exact", "fresh")]
     return {
         "made": runs.provenance(rows),
         "questions": {
             name: sum(int(row["questions"]) for row in own if row["temperature"] == SAMPLED)
-            for name, own in runs.grouped(rows, lambda row: row["set"]).items()
+            for name, own in runs.grouped(rows, "{set}").items()
         },
-        "end": runs.summaries(rows, COLUMNS, setting_of),
-        "claims": {claim: _ahead(groups, *sides) for claim, sides in CLAIMS.items()},
-        "trained": [[float(row[KL]), float(row["correct_in"])] for row in trained],
+        "end": runs.summaries(rows, COLUMNS, SETTING),
+        "claims": runs.differences({claim: (RIGHT, *sides) for claim, sides in CLAIMS.items()}, groups, {}),
+        "trained": [[row[KL], row["correct_in"]] for row in trained],
     }
 
 
-def _right(rows: list[runs.Row], column: str) -> list[runs.Row]:
-    """The rows with a column of right answers under the name that the untrained model's have."""
-    return [{**row, RIGHT: row[column], f"{RIGHT}_se": row[f"{column}_se"]} for row in rows]
-
-
-def _ahead(groups: dict[str, list[runs.Row]], one: str, other: str) -> runs.SeedMean | None:
-    return runs.mean_of(runs.gaps_by_seed(groups.get(one, []), groups.get(other, []), RIGHT), "gap")
+def _untouched(trained: list[runs.Row], column: str) -> list[runs.Row]:
+    """The runs without a KL, with right answers under the name that the untrained model's have."""
+    return [{**row, RIGHT: row[column], f"{RIGHT}_se": row[f"{column}_se"]} for row in trained if row["arm"] == "none"]
 
 
 def check(numbers: Numbers) -> list[Check]:
@@ -106,5 +97,5 @@ def draw(numbers: Numbers, figure: Figure) -> None:
 
 
 def _line(axis: Axes, points: list[runs.SeedMean], at: Sequence[float], label: str, colour: str) -> None:
-    mean, error = ([each[name] for each in points] for name in ("mean", "error"))
+    mean, error = columns(points, "mean", "error")
     axis.errorbar(at, mean, yerr=error, fmt="o-", ms=5, lw=1.4, capsize=3, color=colour, label=label)

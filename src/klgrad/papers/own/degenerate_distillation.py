@@ -2,13 +2,11 @@
 good; one that can is there for a while and comes back; the token level keeps the length.
 
 KL(student‖teacher) of completions adds up over tokens, so a student whose KL per token stays above 0 lowers it by
-ending early. That is an optimum and needs no noise: here gradients and KLs are exact sums. Policies are of first order,
-with a vocabulary of 16 and an end token (`fig8_sequences.py`); the student has 2 to 16 rows of logits for the
-teacher's 16, and so can match it with 16 rows only. Varied: the rows, the distance of the start from the nearest
-student, the most tokens of a completion, and the discount of the future, from the token level (0) to the sequence
-level (1). A warm start has 300 updates at the token level and goes on at the sequence level. Adam at 0.03. The share is
-the length of the student's completions over that of the teacher's. The same, sampled, with transformers that write sums
-with their working: the teacher has 1.2 million parameters, and a student either the same or 1% of them.
+ending early. Gradients and KLs are exact sums: policies are of first order, with a vocabulary of 16 and an end token
+(`fig8_sequences.py`), and the student has 2 to 16 rows of logits for the teacher's 16. A warm start has 300 updates at
+the token level and goes on at the sequence level. The share is the length of the student's completions over that of the
+teacher's. The same, sampled, with transformers that write sums: the teacher has 1.2 million parameters, and a student
+either the same or 1% of them.
 """
 
 import itertools
@@ -22,9 +20,9 @@ from ...core.term import KLTerm
 from ...drawing import BLUE, GREEN, VERMILION
 from ...enumeration import END
 from ..runs import curve, exceeds_over_seeds
-from ..study import Axes, Check, Figure, Numbers, Settings, all_exceed, exceeds, mean_exceeds, over_repeats
+from ..study import Axes, Check, Figure, Numbers, Settings, columns, exceeds, over_repeats
 from ..tang_munos.fig8_sequences import REF_SCALE, VOCAB, Problems
-from .small_model import Completions, Transformer, pretrain, prompts, sample
+from .small_model import Completions, Transformer, held_out, pretrain, prompts, sample
 
 # First-order policies: the gradient of any discount, exactly.
 
@@ -132,8 +130,7 @@ TOKEN, SEQUENCE = KLTerm(estimator="exact", level="token"), KLTerm(estimator="ex
 
 def distil(start: Transformer, teacher: Transformer, level: str, updates: int, asked: int, seed: int) -> list[Numbers]:
     """Both KLs per completion, tokens and right answers, every tenth of the updates."""
-    shape = start.shape
-    student, generator = Transformer(*shape), torch.Generator().manual_seed(seed)
+    student, generator = Transformer(*start.shape), torch.Generator().manual_seed(seed)
     student.load_state_dict(start.state_dict())
     adam, seen = torch.optim.Adam(student.parameters(), LM_RATE), []
     group = torch.arange(asked).repeat_interleave(4)
@@ -160,7 +157,7 @@ def _rollout(batch: Completions, student: Transformer, teacher: Transformer, gro
 def _judged(student: Transformer, teacher: Transformer) -> Numbers:
     numbers = {}
     for name, (of, to) in {"own": (student, teacher), "teacher": (teacher, student)}.items():
-        made = sample(of, prompts(256, torch.Generator().manual_seed(1)), torch.Generator().manual_seed(2))
+        made = held_out(of, 256)
         logp, other = made.logp(of), made.logp(to)
         numbers[name] = float(((logp.exp() * (logp - other)).sum(-1) * made.mask).sum(-1).mean())
         if name == "own":
@@ -183,9 +180,9 @@ def run(settings: Settings) -> Numbers:
 
 
 def _sums(settings: Settings) -> list[Numbers]:
-    generator = torch.Generator().manual_seed(settings.seed)
+    generator, runs = torch.Generator().manual_seed(settings.seed), []
     torch.manual_seed(settings.seed)
-    teacher, runs = Transformer(), []
+    teacher = Transformer()
     pretrain(teacher, 100, generator)
     for name, shape in STUDENTS.items():
         student = Transformer(*shape)
@@ -214,7 +211,7 @@ def check(numbers: Numbers) -> list[Check]:
         _mostly_short(
             "16 rows: on the way there completions are shorter than half of it", of["sequence", 16]["lowest"]
         ),
-        *(exceeds(f"{rows} {longer}", *_paired(ends["token", rows], ends["sequence", rows])) for rows in few),
+        *(exceeds(f"{rows} {longer}", _less(ends["token", rows], ends["sequence", rows])) for rows in few),
         _same_as(of["warm", 4], of["sequence", 4]),
         _all("16 rows: after a warm start they are never shorter than 0.9 of it", of["warm", 16]["lowest"], KEPT),
         _farther(of),
@@ -224,8 +221,8 @@ def check(numbers: Numbers) -> list[Check]:
     checks.append(_all("4 rows, any distance, 0 too: they end shorter than half of it", shares, SHORT, above=False))
     for name, larger in (("length", "longer the limit"), ("discount", "larger the discount")):
         shares = [x["end"] for x in numbers["varied"] if x["varied"] == name and x["case"]["rows"] == 4]
-        pairs = [_paired(a, b) for a, b in itertools.pairwise(shares)]
-        checks.append(all_exceed(f"4 rows: the {larger}, the smaller the share at the end", pairs))
+        pairs = [_less(a, b) for a, b in itertools.pairwise(shares)]
+        checks.append(exceeds(f"4 rows: the {larger}, the smaller the share at the end", *pairs))
     return [*checks, *_of_sums(numbers["sums"])] if numbers["sums"] else checks
 
 
@@ -237,19 +234,18 @@ def _all(claim: str, shares: list[float], limit: float, *, above: bool = True) -
 
 
 def _mostly_short(claim: str, lowest: list[float]) -> Check:
-    below = over_repeats(SHORT - torch.tensor(lowest, dtype=torch.float64))
-    judged = mean_exceeds(claim, below)
+    below = over_repeats([SHORT - share for share in lowest])
+    judged = exceeds(claim, below)
     return replace(judged, measured=f"lowest share {SHORT - below['mean']:.2f}, {judged.measured}")
 
 
-def _paired(ones: list[float], others: list[float]) -> tuple[float, float]:
-    gap = torch.tensor(ones, dtype=torch.float64) - torch.tensor(others, dtype=torch.float64)
-    return float(gap.mean()), float(gap.std() / len(gap) ** 0.5)
+def _less(ones: list[float], others: list[float]) -> Numbers:
+    return over_repeats([one - other for one, other in zip(ones, others, strict=True)])
 
 
 def _same_as(warm: Numbers, cold: Numbers) -> Check:
     off = max(abs(a - b) for a, b in zip(warm["end"], cold["end"], strict=True))
-    mean, _ = _paired(warm["end"], cold["end"])
+    mean = _less(warm["end"], cold["end"])["mean"]
     claim = "4 rows: a warm start at the token level ends as short as none"
     return Check(claim, f"mean shares {mean:+.3f} apart, at most {off:.2f} in a problem", abs(mean) < 0.05)
 
@@ -258,7 +254,7 @@ def _farther(of: dict[tuple[str, int], Numbers]) -> Check:
     """On the teacher's completions."""
     ends = [of[name, 4]["teacher at the end"] for name in ("sequence", "token")]
     claim = "4 rows: on the teacher's completions the sequence level ends farther than the token level"
-    judged = exceeds(claim, *_paired(*ends))
+    judged = exceeds(claim, _less(*ends))
     sequence, token = (sum(end) / len(end) for end in ends)
     return replace(judged, measured=f"{sequence:.1f} against {token:.1f} nats, {judged.measured}")
 
@@ -269,9 +265,8 @@ def _of_sums(runs: list[Numbers]) -> list[Check]:
     checks = []
     for student in STUDENTS:
         token, sequence = tokens(student, "token"), tokens(student, "sequence")
-        gap, error = _paired(token, sequence)
         claim = f"transformer, student {student}: the sequence level ends with shorter completions than the token level"
-        judged = exceeds_over_seeds(claim, {"difference": gap, "error": error, "seeds": len(token)})
+        judged = exceeds_over_seeds(claim, {**_less(token, sequence), "seeds": len(token)})
         checks.append(replace(judged, measured=f"{show(sequence)} tokens against {show(token)}"))
     last, end = runs[0]["path"][-1]["update"], tokens("the same", "sequence")
     back = [x > KEPT * y for x, y in zip(end, tokens("the same", "token"), strict=True)]
@@ -320,16 +315,18 @@ def _draw_varied(numbers: Numbers, axis: Axes, name: str, number: int) -> None:
     for rows, colour in ((4, VERMILION), (16, BLUE)):
         cases = [x for x in numbers["varied"] if x["varied"] == name and x["case"]["rows"] == rows]
         at = [x["case"][name] for x in cases]
-        ends = [torch.tensor(x["end"], dtype=torch.float64) for x in cases]
-        errors = [float(x.std() / len(x) ** 0.5) for x in ends]
+        mean, error = columns((over_repeats(x["end"]) for x in cases), "mean", "error")
         label = f"{rows} rows, at the end"
-        axis.errorbar(at, [float(x.mean()) for x in ends], yerr=errors, fmt="o-", ms=4, color=colour, label=label)
+        axis.errorbar(at, mean, yerr=error, fmt="o-", ms=4, color=colour, label=label)
         lowest = [sum(x["lowest"]) / len(x["lowest"]) for x in cases]
         axis.plot(at, lowest, "o:", ms=4, mfc="none", color=colour, label=f"{rows} rows, lowest")
     last = cases[0]["updates"][-1]
     axis.set_title(f"sequence level, {last} updates\n({number} problems, ± 1 SE)", fontsize=10)
-    axis.set(xlabel={"distance": "distance of the start", "length": "most tokens", "discount": "discount"}[name])
-    axis.set(ylabel="length / teacher's", ylim=(0, 1.3))
+    axis.set(
+        xlabel={"distance": "distance of the start", "length": "most tokens", "discount": "discount"}[name],
+        ylabel="length / teacher's",
+        ylim=(0, 1.3),
+    )
     axis.legend(fontsize=8)
 
 

@@ -1,14 +1,11 @@
 """A discounted part of the sequence-level gradient brings a student nearer to its teacher on its own completions than
 the token-level gradient does, but not on the teacher's completions.
 
-With discount 0 a token is responsible for its own KL only, with discount 1 for the KL of all later tokens too. A
-discount below 1 adds a bias and takes away variance. A student with 20 of SmolLM2-135M's 30 layers is trained towards
-the whole model, with completions of fixed length, by the exact KL with five discounts, with and without a leave-one-out
-baseline, and by k1 with three. Bias and variance of the same gradients are measured at fixed weights: those of the
-start, and those after 20 updates. They are relative to the squared length of the sequence-level gradient. The learning
-rate of every arm and size of a batch is the best of three with one seed, by the KL on the student's completions, and
-the arm is judged at that rate by three other seeds. Runs with one rate for all arms are shown and not judged. Design,
-tables and limits: docs/experiments.md.
+A student with 20 of SmolLM2-135M's 30 layers is trained towards the whole model, with completions of fixed length, by
+the exact KL with five discounts, with and without a leave-one-out baseline, and by k1 with three. Bias and variance of
+the same gradients are measured at fixed weights, relative to the squared length of the sequence-level gradient. The
+learning rate of every arm and size of a batch is the best of three with one seed, and three other seeds judge the arm.
+Runs with one rate for all arms are shown and not judged. Design and limits: docs/experiments/distillation.md.
 """
 
 import math
@@ -18,40 +15,28 @@ from itertools import combinations, pairwise
 
 from ...drawing import BLACK, BLUE, GREEN, GREY, ORANGE, VERMILION
 from .. import runs
-from ..study import Axes, Check, Experiment, Figure, Numbers, Settings, all_exceed
+from ..study import Axes, Check, Experiment, Figure, Numbers, Settings, exceeds
 
 # The sweep of learning rates of `discount`, with one seed: it chooses the rate at which each arm is judged.
 
+ARM = "{completions} {arm}"
+"""Size of the batch, and arm."""
 SWEEP = Experiment("discount_sweep.csv", "exp_discount.py", ("sweep",))
 SHOWN = (runs.OWN, f"{runs.OWN}_se", runs.TEACHERS, runs.RIGHT, "entropy_per_token", "distinct")
 
 
-def at_all_rates(rows: Iterable[runs.Row]) -> list[Numbers]:
-    """Every run of the sweep after its last update."""
-    last = runs.at_update(rows, runs.LAST)
-    best = best_rates(last)
-    return [_run(row, best.get(arm_of(row)) == rate_of(row)) for row in last]
-
-
-def best_rates(rows: Iterable[runs.Row]) -> dict[tuple[str, str], float]:
+def best_rates(rows: Iterable[runs.Row]) -> dict[str, float]:
     """The rate at which each size of a batch and arm ends nearest, by the KL on the student's completions."""
-    return {name: rate_of(row) for name, row in runs.nearest(runs.at_update(rows, runs.LAST), arm_of).items()}
+    nearest = runs.nearest(runs.at_update(rows, runs.LAST), ARM)
+    return {name: row["learning_rate"] for name, row in nearest.items()}
 
 
-def rate_of(row: runs.Row) -> float:
-    """The learning rate as a number: a file may have 0.0001 or 1e-4."""
-    return float(row["learning_rate"])
-
-
-def arm_of(row: runs.Row) -> tuple[str, str]:
-    """Size of the batch, and arm."""
-    return row["completions"], row["arm"]
-
-
-def _run(row: runs.Row, best: bool) -> Numbers:
-    """One run, and whether its rate is the best of its arm by the KL on the student's completions."""
-    label = {name: row[name] for name in ("completions", "arm", "learning_rate")}
-    return {**label, **{name: float(row[name]) for name in SHOWN}, "best": best}
+def at_all_rates(rows: Iterable[runs.Row]) -> list[Numbers]:
+    """Every run of the sweep after its last update, and whether its rate is the best of its arm."""
+    last = runs.at_update(rows, runs.LAST)
+    best, shown = best_rates(last), ("completions", "arm", "learning_rate", *SHOWN)
+    is_best = lambda row: best.get(ARM.format_map(row)) == row["learning_rate"]
+    return [{name: row[name] for name in shown} | {"best": is_best(row)} for row in last]
 
 
 # Bias and variance of the gradients of `discount` at fixed weights, and whether they predict its training runs.
@@ -80,24 +65,15 @@ ENOUGH_PAIRS = 10
 Loss = Callable[[Numbers, int], float]
 
 
-def gradients_of(settings: Settings) -> tuple[Numbers, list[runs.Row]]:
-    """Moments with their standard errors, by updates of the student and arm, and their rows; empty before any run."""
-    try:
-        rows = runs.rows_of(GRADIENTS, settings)
-    except FileNotFoundError:
-        return {}, []
-    by_student = runs.grouped(rows, lambda row: row["update"])
-    return {update: {row["arm"]: _moments(row) for row in group} for update, group in by_student.items()}, rows
-
-
-def _moments(row: runs.Row) -> Numbers:
-    sizes = {"batches": int(row["batches"])}
-    return sizes | {m: {"mean": _number(row[m]), "error": _number(row.get(f"{m}_se"))} for m in MOMENTS}
-
-
-def _number(text: str | None) -> float | None:
-    """None if there is no number, or none that is finite."""
-    return float(text) if text and math.isfinite(float(text)) else None
+def moments_of(rows: list[runs.Row]) -> Numbers:
+    """Moments with their standard errors, by updates of the student and arm; None where there is no finite number."""
+    known = lambda x: x if x is not None and math.isfinite(x) else None
+    moments = lambda row: {m: {"mean": known(row[m]), "error": known(row[f"{m}_se"])} for m in MOMENTS}
+    by_student = runs.grouped(rows, "{update}")
+    return {
+        update: {row["arm"]: {"batches": int(row["batches"]), **moments(row)} for row in group}
+        for update, group in by_student.items()
+    }
 
 
 def gradient_checks(gradients: Numbers) -> Iterator[Check]:
@@ -119,10 +95,11 @@ def _all_larger(claim: str, at: Numbers, moment: str, pairs: Iterable[tuple[str,
     for pair in pairs:
         sides = [at[arm][moment] for arm in pair if arm in at]
         if len(sides) < 2 or any(None in side.values() for side in sides):
-            return runs.undecided_without("measurements", claim)
+            return runs.undecided(claim, "measurements")
         # As if independent; the arms share their batches, so the error of a difference is usually smaller.
-        gaps.append((sides[0]["mean"] - sides[1]["mean"], math.hypot(sides[0]["error"], sides[1]["error"])))
-    return all_exceed(claim, gaps)
+        error = math.hypot(sides[0]["error"], sides[1]["error"])
+        gaps.append({"mean": sides[0]["mean"] - sides[1]["mean"], "error": error})
+    return exceeds(claim, *gaps)
 
 
 def prediction_checks(gradients: Numbers, apart: dict[str, runs.SeedMean]) -> Iterator[Check]:
@@ -135,18 +112,10 @@ def prediction_checks(gradients: Numbers, apart: dict[str, runs.SeedMean]) -> It
     losses = {"the squared bias + variance": squared_error, "the angle to the true gradient": one_minus_cosine}
     for name, loss in losses.items():
         claim = f"at the start, {name} of a batch's gradient orders the KLs at the end, on the student's completions"
-        yield (
-            _predicted(claim, gradients["0"], apart, loss)
-            if "0" in gradients
-            else runs.undecided_without("measurements", claim)
-        )
-
-
-def _predicted(claim: str, at: Numbers, apart: dict[str, runs.SeedMean], loss: Loss) -> Check:
-    right, pairs = _ordered(at, apart, loss)
-    enough, measured = pairs >= ENOUGH_PAIRS, f"{right} of {pairs} pairs of arms that differ"
-    holds = enough and right >= PREDICTED * pairs
-    return Check(claim, measured, holds, decided=holds or (enough and right <= CHANCE * pairs))
+        right, pairs = _ordered(gradients["0"], apart, loss)
+        enough, measured = pairs >= ENOUGH_PAIRS, f"{right} of {pairs} pairs of arms that differ"
+        holds = enough and right >= PREDICTED * pairs
+        yield Check(claim, measured, holds, decided=holds or (enough and right <= CHANCE * pairs))
 
 
 def squared_error(moments: Numbers, size: int) -> float:
@@ -170,10 +139,9 @@ def _ordered(at: Numbers, apart: dict[str, runs.SeedMean], loss: Loss) -> tuple[
     known = {arm: moments for arm, moments in at.items() if all(moments[m]["mean"] is not None for m in MOMENTS)}
     for names, gap in apart.items():
         size, arm, other = names.split()
-        differ = runs.counts({**gap, "difference": abs(gap["difference"])})
-        if differ and arm in known and other in known:
+        if runs.differs(gap) and arm in known and other in known:
             pairs += 1
-            right += (loss(known[arm], int(size)) > loss(known[other], int(size))) == (gap["difference"] > 0)
+            right += (loss(known[arm], int(size)) > loss(known[other], int(size))) == (gap["mean"] > 0)
     return right, pairs
 
 
@@ -197,47 +165,32 @@ COLOURS = dict(zip(DISCOUNTS, (BLACK, GREEN, BLUE, ORANGE, VERMILION), strict=Tr
 """Of a discount, in the panel of the sweep."""
 MARKS = {("exact", "256"): "o", ("exact", "64"): "s", ("k1", "256"): "^", ("k1", "64"): "v"}
 """Of an estimator with a size of the batch, in that panel."""
-DRAWN_STUDENTS = {"0": "gradient at the start", "20": "gradient after 20 updates"}
 
 
 def draw(numbers: Numbers, figure: Figure) -> None:
     """Means over seeds and over batches, with bars of one standard error; what has no runs is left out."""
-    students = [update for update in DRAWN_STUDENTS if numbers["gradients"].get(update)]
-    (*axes, sweep), of_gradients = _places(figure, len(students))
+    figure.set_size_inches(13, 8.8)
+    (*axes, sweep), (*of_gradients, unused) = figure.subplots(2, len(PANELS) + 1)
+    unused.remove()
     _rates(sweep, numbers["rates"], numbers["start"])
     for axis, (measure, title) in zip(axes, PANELS.items(), strict=True):
         for size in SIZES:
             end = {arm.partition(" ")[2]: x for arm, x in numbers["end"].items() if arm.startswith(f"{size} ")}
             _lines(axis, end, measure, " ", f", {size} completions", open_marks=size == "64")
         axis.set(title=f"{title}\n3 seeds, ± 1 SE", ylabel="nats, each arm at its best rate")
-    for axis, update in zip(of_gradients, students, strict=True):
-        batches = max(arm["batches"] for arm in numbers["gradients"][update].values())
-        _lines(axis, numbers["gradients"][update], "relative_variance", "-", "")
-        _lines(axis, numbers["gradients"][update], "relative_squared_bias", ":", None)
-        title = (
-            f"{DRAWN_STUDENTS[update]}: variance (lines), squared\nbias (dotted); {batches} batches, ± 1 SE (jackknife)"
-        )
+    for axis, (update, when) in zip(of_gradients, STUDENTS.items(), strict=True):
+        moments = numbers["gradients"][update]
+        _lines(axis, moments, VARIANCE, "-", "")
+        _lines(axis, moments, BIAS, ":", None)
+        batches = max(arm["batches"] for arm in moments.values())
+        title = f"gradient {when}: variance (lines), squared\nbias (dotted); {batches} batches, ± 1 SE (jackknife)"
         axis.set(title=title, ylabel="relative to the squared true one")
     for axis in (*axes, *of_gradients):
         axis.set(xlabel="discount", xticks=X, xticklabels=DISCOUNTS)
-        if axis.lines:
-            _logarithmic(axis)
-        else:  # an empty axis cannot be logarithmic
-            axis.text(0.5, 0.5, "not measured", transform=axis.transAxes, ha="center")
+        _logarithmic(axis)
         axis.title.set_fontsize(10)
     named = _named((*axes, *of_gradients))
     figure.legend(named.values(), named.keys(), ncols=len(KINDS), loc="outside lower center", fontsize=8.5)
-
-
-def _places(figure: Figure, gradients: int) -> tuple[list[Axes], list[Axes]]:
-    """A row with the panels of the runs, and below it one with those of the gradients, if there are any."""
-    columns, rows = len(PANELS) + 1, 1 + bool(gradients)
-    figure.set_size_inches(4 * columns + 1, 4.2 * rows + 0.4)
-    grid = figure.subplots(rows, columns, squeeze=False)
-    below = list(grid[1]) if gradients else []
-    for unused in below[gradients:]:
-        unused.remove()
-    return list(grid[0]), below[:gradients]
 
 
 def _logarithmic(axis: Axes) -> None:
@@ -267,8 +220,11 @@ def _rates(axis: Axes, rates: list[Numbers], start: Numbers) -> None:
     for label, look in shown.items():
         axis.plot([], [], lw=0, ms=5, label=label, **look)
     axis.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))  # beside the points, which may be anywhere
-    axis.set(title="one seed, three rates (filled: the best);\nboth KLs per token", xlabel="on the student's, nats")
-    axis.set_ylabel("on the teacher's, nats")
+    axis.set(
+        title="one seed, three rates (filled: the best);\nboth KLs per token",
+        xlabel="on the student's, nats",
+        ylabel="on the teacher's, nats",
+    )
     axis.title.set_fontsize(10)
 
 
@@ -352,46 +308,34 @@ GAINS_LESS = f"a batch of 64 gains less than one of 256 by a future discounted b
 def run(settings: Settings) -> Numbers:
     """Every arm at its best rate and at one rate for all, comparisons, moments of gradients, and the sweep of rates."""
     swept, rows = (runs.finite_rows(experiment, settings) for experiment in (SWEEP, SEEDS))
-    gradients, measured = gradients_of(settings)
+    measured = runs.rows_of(GRADIENTS, settings)
     best, last = best_rates(swept), runs.at_update(rows, runs.LAST)
-    judged = [row for row in last if row["seed"] != runs.FIRST_SEED and rate_of(row) == best.get(arm_of(row))]
-    by_name = runs.by_setting(judged, setting_of)
+    is_best = lambda row: row["seed"] != runs.FIRST_SEED and row["learning_rate"] == best.get(ARM.format_map(row))
+    judged = [row for row in last if is_best(row)]
+    by_name = runs.by_setting(judged, ARM)
+    of = lambda size, arm: by_name.get(f"{size} {arm}", [])
+    ahead = lambda size, column, farther, nearer: runs.gaps(of(size, farther), of(size, nearer), column)
     return {
         "made": runs.provenance([*rows, *measured, *swept]),
         "start": {column: runs.at_start(rows, column) for column in runs.COLUMNS},
-        "end": runs.summaries(judged, runs.COLUMNS, setting_of),
-        "one_rate": runs.summaries((row for row in last if rate_of(row) == ONE_RATE), runs.COLUMNS, setting_of),
+        "end": runs.summaries(judged, runs.COLUMNS, ARM),
+        "one_rate": runs.summaries((row for row in last if row["learning_rate"] == ONE_RATE), runs.COLUMNS, ARM),
         "comparisons": {
-            claim: {size: runs.mean_of(_ahead(by_name, size, *by), "gap") for size in (LARGE, SMALL)}
+            claim: {size: runs.over_seeds(ahead(size, *by), "gap") for size in (LARGE, SMALL)}
             for claim, by in NEARER.items()
         },
-        "gains less": runs.paired_if_run(
-            *(_ahead(by_name, size, *NEARER[AT_BOTH_SIZES[0]]) for size in (LARGE, SMALL)), column="gap"
+        "gains less": runs.difference(
+            ahead(LARGE, *NEARER[AT_BOTH_SIZES[0]]), ahead(SMALL, *NEARER[AT_BOTH_SIZES[0]]), "gap"
         ),
-        "apart": _apart(by_name),
-        "gradients": gradients,
+        # On the student's completions, of any two arms with batches of one size.
+        "apart": {
+            f"{one} {other.split()[1]}": runs.difference(by_name[one], by_name[other], runs.OWN)
+            for one, other in combinations(by_name, 2)
+            if one.split()[0] == other.split()[0]
+        },
+        "gradients": moments_of(measured),
         "rates": at_all_rates(swept),
     }
-
-
-def setting_of(row: runs.Row) -> str:
-    """Size of the batch, and arm."""
-    return " ".join(arm_of(row))
-
-
-def _ahead(by_name: dict[str, list[runs.Row]], size: str, measure: str, farther: str, nearer: str) -> list[runs.Row]:
-    """The differences of two arms, seed by seed."""
-    return runs.gaps_by_seed(*(by_name.get(f"{size} {arm}", []) for arm in (farther, nearer)), column=measure)
-
-
-def _apart(by_name: dict[str, list[runs.Row]]) -> dict[str, runs.SeedMean]:
-    """The difference of any two arms with batches of one size, on the student's completions, seed by seed."""
-    differences = {}
-    for one, other in combinations(by_name, 2):
-        (size, arm), (other_size, other_arm) = one.split(), other.split()
-        if size == other_size and (gap := runs.paired_if_run(by_name[one], by_name[other], runs.OWN)):
-            differences[f"{size} {arm} {other_arm}"] = gap
-    return differences
 
 
 def check(numbers: Numbers) -> list[Check]:

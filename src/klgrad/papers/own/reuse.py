@@ -1,14 +1,10 @@
 """With the same sampled completions, several updates with each batch bring a student nearer to its teacher than one
 update, and than TRL's own trainer.
 
-The exact KL of a token needs no importance weights on completions of an earlier student, so a batch can be used again.
-A student with 20 of SmolLM2-135M's 30 layers is trained towards the whole model with 40 batches of 256 completions,
-each used for 1, 2, 4 or 8 updates, with 160 batches of 64, each used once or twice, or with
-320 batches of 32, each used once. TRL's trainer uses a batch once;
-it has the same student, prompts and evaluation, with three divergences. The rate and the schedule of every arm are
-those that were best with one seed, by the KL on the student's completions, and it is judged by three others, seed by
-seed. Design,
-tables and limits: docs/experiments.md.
+A student with 20 of SmolLM2-135M's 30 layers is trained towards the whole model with batches of 256, 64 or 32
+completions, 10,240 in all, each used for 1 to 8 updates. TRL's trainer uses a batch once, with three divergences. The
+rate and the schedule of every arm are those that were best with one seed, by the KL on the student's completions, and
+it is judged by three others, seed by seed. Design, tables and limits: docs/experiments/stale-distillation.md.
 """
 
 from collections.abc import Iterable, Iterator
@@ -16,7 +12,7 @@ from itertools import product
 
 from ...drawing import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY
 from .. import runs
-from ..study import Axes, Check, Experiment, Figure, Numbers, Settings
+from ..study import Axes, Check, Experiment, Figure, Numbers, Settings, columns
 
 # The figure of `reuse`: both KLs over completions and over updates.
 
@@ -53,10 +49,9 @@ def draw(numbers: Numbers, figure: Figure) -> None:
         for (over, (_, title, arms)), axis in zip(PANELS.items(), row, strict=True):
             _lines(numbers, column, over, axis, arms)
             axis.set_title(f"{title}\n3 seeds, ± 1 SE", fontsize=9.5)
-        row[0].set(ylabel=label, yscale="log")
-        for formatter in (row[0].yaxis.set_major_formatter, row[0].yaxis.set_minor_formatter):
-            formatter("{x:g}")
+        row[0].set_ylabel(label)
         for axis in row:
+            runs.logarithmic(axis)
             axis.tick_params(which="both", labelsize=8)
     for axis, (name, *_) in zip(axes[-1], PANELS.values(), strict=True):
         axis.set_xlabel(name)
@@ -73,12 +68,10 @@ def _lines(numbers: Numbers, column: str, over: str, axis: Axes, arms: tuple[str
         if (path := numbers["paths"].get(arm)) is None:
             continue
         x = path[over][1:]
-        mean, error = ([each[name] for each in path[column][1:]] for name in ("mean", "error"))
+        mean, error = columns(path[column][1:], "mean", "error")
         look = {"fmt": line, "marker": "o", "ms": 4, "color": colour, "lw": 1.4, "capsize": 2}
         name = f"{label}, {numbers['settings'][arm]}"
         axis.errorbar(x, mean, yerr=error, label=name, **look)
-    if not axis.lines:
-        axis.text(0.5, 0.5, "not measured", transform=axis.transAxes, ha="center")
 
 
 SCRIPT = "exp_reuse.py"
@@ -89,16 +82,10 @@ EXPERIMENT = Experiment(
     ("sweep", "small"),
     also=(Experiment("reuse_seeds.csv", SCRIPT, ("seeds", "small-seeds")), TRL),
 )
+ARM = "{trainer} {uses} {completions}"
 PER_COMPLETION = "kl_per_sequence"
 """KL(student‖teacher) of whole completions: students differ in the length of theirs."""
 COLUMNS = (*runs.COLUMNS, PER_COMPLETION)
-BY_SEED = (
-    "seed",
-    *(f"{column}{end}" for column in (runs.OWN, runs.TEACHERS, runs.RIGHT) for end in ("", "_se")),
-    PER_COMPLETION,
-    "seconds",
-)
-"""What is kept of each run at its end."""
 ALL, HALF = 10240, 5120
 """Sampled completions: those of a whole run, and those at which a run is compared with whole ones."""
 WHOLE_BATCH = "256"
@@ -136,142 +123,104 @@ TWICE_AS_LONG = 1.0
 
 def run(settings: Settings) -> Numbers:
     """Every setting with the first seed, and every arm at its best setting with the others, over completions."""
-    rows = _rows(settings)
-    best = best_settings(rows)
-    chosen = [row for row in rows if row["seed"] != runs.FIRST_SEED and best.get(arm_of(row)) == setting_of(row)]
-    arms = runs.grouped(chosen, arm_of)
+    rows = [row for each in (EXPERIMENT, *EXPERIMENT.also) for row in labelled(runs.finite_rows(each, settings))]
+    best, ended = best_settings(rows), [row for row in rows if completions_of(row) == ALL]
+    arms = runs.grouped(
+        (row for row in rows if row["seed"] != runs.FIRST_SEED and best.get(ARM.format_map(row)) == setting_of(row)),
+        ARM,
+    )
+    first = runs.grouped((row for row in ended if row["seed"] == runs.FIRST_SEED), ARM)
     return {
         "made": runs.provenance(rows),
-        "start": {column: runs.at_start(rows, column) for column in COLUMNS},
-        "settings": {arm: " ".join(setting) for arm, setting in best.items()},
-        "sweep": _sweep(rows),
+        "settings": best,
+        "sweep": {arm: {setting_of(row): row[runs.OWN] for row in group} for arm, group in first.items()},
         "end": _at(arms, ALL),
         "half": _at(arms, HALF),
         "paths": {arm: _path(group) for arm, group in arms.items()},
     }
 
 
-def _rows(settings: Settings) -> list[runs.Row]:
-    """The evaluations of all files that are there; those of TRL's trainer may not have been made."""
-    rows = runs.finite_rows(EXPERIMENT, settings)
-    for other in EXPERIMENT.also:
-        try:
-            rows += runs.finite_rows(other, settings)
-        except FileNotFoundError:
-            continue
-    return rows
+def labelled(rows: Iterable[runs.Row]) -> list[runs.Row]:
+    """The rows with their trainer and size of a batch, which the first runs do not have."""
+    defaults = {"trainer": "klgrad", "completions": WHOLE_BATCH}
+    return [row | {name: row.get(name) or value for name, value in defaults.items()} for row in rows]
 
 
-def arm_of(row: runs.Row) -> str:
-    """The name of a row's arm."""
-    return named(row.get("trainer") or "klgrad", row["uses"], _size(row))
-
-
-def _size(row: runs.Row) -> str:
-    return row.get("completions") or WHOLE_BATCH
-
-
-def setting_of(row: runs.Row) -> tuple[str, str]:
+def setting_of(row: runs.Row) -> str:
     """Learning rate and schedule."""
-    return row["learning_rate"], row["schedule"]
+    return f"{row['learning_rate']:g} {row['schedule']}"
 
 
 def completions_of(row: runs.Row) -> int:
     """How many completions were sampled up to this evaluation."""
-    return int(row["update"]) // int(row["uses"]) * int(_size(row))
+    return row["update"] // int(row["uses"]) * int(row["completions"])
 
 
-def best_settings(rows: Iterable[runs.Row]) -> dict[str, tuple[str, str]]:
+def best_settings(rows: Iterable[runs.Row]) -> dict[str, str]:
     """The setting with which each arm ends nearest, by its runs of the first seed that have ended."""
     ended = (row for row in rows if completions_of(row) == ALL)
-    return {arm: setting_of(row) for arm, row in runs.nearest(ended, arm_of).items()}
-
-
-def _sweep(rows: list[runs.Row]) -> dict[str, dict[str, float]]:
-    """The last KL on the student's completions with the first seed, by arm and setting."""
-    ends: dict[str, dict[str, float]] = {}
-    for row in rows:
-        if row["seed"] == runs.FIRST_SEED and completions_of(row) == ALL:
-            ends.setdefault(arm_of(row), {})[" ".join(setting_of(row))] = float(row[runs.OWN])
-    return ends
+    return {arm: setting_of(row) for arm, row in runs.nearest(ended, ARM).items()}
 
 
 def _at(arms: dict[str, list[runs.Row]], completions: int) -> Numbers:
-    """All columns of every arm after so many completions, with the seconds of training."""
+    """All columns of every arm after so many completions, with the seconds of training, and the runs themselves."""
     by_arm = {}
     for arm, group in arms.items():
         if here := [row for row in group if completions_of(row) == completions]:
-            by_arm[arm] = {column: runs.over_seeds(here, column) for column in COLUMNS} | {"seconds": _seconds(here)}
-            by_arm[arm]["rows"] = [{name: row.get(name) or "" for name in BY_SEED} for row in here]
+            timed = [row for row in here if row.get("seconds") is not None]
+            by_arm[arm] = {column: runs.over_seeds(here, column) for column in COLUMNS}
+            by_arm[arm] |= {"seconds": runs.over_seeds(timed, "seconds"), "rows": here}
     return by_arm
-
-
-def _seconds(rows: list[runs.Row]) -> runs.SeedMean | None:
-    """None if a run was not timed."""
-    return runs.over_seeds(rows, "seconds") if all(row.get("seconds") for row in rows) else None
 
 
 def _path(rows: list[runs.Row]) -> Numbers:
     """Both KLs of an arm over the completions, with its updates."""
     path: Numbers = {name: [] for name in ("completions", "updates", runs.OWN, runs.TEACHERS)}
-    for completions in sorted({completions_of(row) for row in rows}):
-        here = [row for row in rows if completions_of(row) == completions]
-        path["completions"].append(completions)
-        path["updates"].append(int(here[0]["update"]))
+    for update in sorted({row["update"] for row in rows}):
+        here = runs.at_update(rows, update)
+        path["completions"].append(completions_of(here[0]))
+        path["updates"].append(update)
         for column in (runs.OWN, runs.TEACHERS):
             path[column].append(runs.over_seeds(here, column))
     return path
 
 
-def nearest_of_trl(end: Numbers, column: str) -> str | None:
-    """The arm of TRL's trainer with the lowest mean; None without runs of it."""
-    trl = [arm for arm in end if arm.startswith("trl")]
-    return min(trl, key=lambda arm: end[arm][column]["mean"]) if trl else None
+def best_of_trl(end: Numbers, column: str) -> str:
+    """The arm of TRL's trainer with the lowest mean KL, or with the most right answers; empty without runs of it."""
+    sign = -1 if column == runs.RIGHT else 1
+    trl = (arm for arm in end if arm.startswith("trl"))
+    return min(trl, key=lambda arm: sign * end[arm][column]["mean"], default="")
 
 
 def check(numbers: Numbers) -> list[Check]:
     """Sentences by completions, by both KLs; then by right answers, by half of the completions, and by seconds."""
-    checks = [each for measure, words in MEASURES.items() for each in _by_one_kl(numbers["end"], measure, words)]
-    return [*checks, *_right_answers(numbers["end"]), *_with_half(numbers), *_by_seconds(numbers["end"])]
-
-
-def _by_one_kl(end: Numbers, measure: str, words: str) -> Iterator[Check]:
-    less = lambda farther, nearer: runs.paired_if_run(_rows_at(end, farther), _rows_at(end, nearer), measure)
-    for claim, (farther, nearer) in NEARER.items():
-        yield runs.exceeds_if_run(f"{claim}, {words}", less(farther, nearer))
-    trl = nearest_of_trl(end, measure)
-    for uses, arm in REUSED.items():
-        yield runs.exceeds_if_run(f"{uses} uses end nearer than TRL's trainer, {words}", less(trl, arm))
-    claim = f"1 use ends as near as TRL's reverse KL, within a tenth, {words}"
-    same = named("trl-reverse", 1, WHOLE_BATCH)
-    excess = runs.mean_of(runs.excess_by_seed(_rows_at(end, ONCE), _rows_at(end, same), measure), "excess")
-    yield runs.equal_over_seeds(claim, excess, CLOSE) if excess else runs.exceeds_if_run(claim, None)
-
-
-def _right_answers(end: Numbers) -> Iterator[Check]:
-    less = lambda other: runs.paired_if_run(_rows_at(end, FOUR), _rows_at(end, other), runs.RIGHT)
-    trl = [arm for arm in end if arm.startswith("trl")]
-    yield runs.exceeds_if_run("4 uses answer more right than 1", less(ONCE))
-    most = max(trl, key=lambda arm: end[arm][runs.RIGHT]["mean"]) if trl else None
-    yield runs.exceeds_if_run("4 uses answer more right than TRL's trainer", less(most))
-
-
-def _with_half(numbers: Numbers) -> Iterator[Check]:
     end = numbers["end"]
-    others = {"1 use": ONCE, "TRL's trainer": nearest_of_trl(end, runs.OWN)}
+    checks = [each for measure, words in MEASURES.items() for each in _by_one_kl(end, measure, words)]
+    for words, arm in (("1", ONCE), ("TRL's trainer", best_of_trl(end, runs.RIGHT))):
+        more = runs.difference(_rows_at(end, FOUR), _rows_at(end, arm), runs.RIGHT)
+        checks.append(runs.exceeds_over_seeds(f"4 uses answer more right than {words}", more))
+    others = {"1 use": ONCE, "TRL's trainer": best_of_trl(end, runs.OWN)}
     for (words, arm), uses in product(others.items(), ("4", "8")):
         claim = f"{uses} uses of half of the completions are nearer than {words} with all, {MEASURES[runs.OWN]}"
         half = _rows_at(numbers["half"], REUSED[uses])
-        yield runs.exceeds_if_run(claim, runs.paired_if_run(_rows_at(end, arm), half, runs.OWN))
+        checks.append(runs.exceeds_over_seeds(claim, runs.difference(_rows_at(end, arm), half, runs.OWN)))
+    # Of our own trainer alone: TRL's is run without what makes ours sample faster.
+    four, once = ([row for row in _rows_at(end, arm) if row.get("seconds") is not None] for arm in (FOUR, ONCE))
+    longer = runs.excess(four, once, "seconds")
+    return [*checks, runs.below_over_seeds("4 uses take less than twice the seconds of 1", longer, TWICE_AS_LONG)]
 
 
-def _rows_at(by_arm: Numbers, arm: str | None) -> list[runs.Row]:
+def _by_one_kl(end: Numbers, measure: str, words: str) -> Iterator[Check]:
+    trl = best_of_trl(end, measure)
+    sides = NEARER | {f"{uses} uses end nearer than TRL's trainer": (trl, arm) for uses, arm in REUSED.items()}
+    for claim, (farther, nearer) in sides.items():
+        less = runs.difference(_rows_at(end, farther), _rows_at(end, nearer), measure)
+        yield runs.exceeds_over_seeds(f"{claim}, {words}", less)
+    claim = f"1 use ends as near as TRL's reverse KL, within a tenth, {words}"
+    same = _rows_at(end, named("trl-reverse", 1, WHOLE_BATCH))
+    yield runs.equal_over_seeds(claim, runs.excess(_rows_at(end, ONCE), same, measure), CLOSE)
+
+
+def _rows_at(by_arm: Numbers, arm: str) -> list[runs.Row]:
     """The runs of an arm; none for an arm without runs."""
     return by_arm[arm]["rows"] if arm in by_arm else []
-
-
-def _by_seconds(end: Numbers) -> Iterator[Check]:
-    """Of our own trainer alone: TRL's is run without what makes ours sample faster."""
-    four, once = ([row for row in _rows_at(end, arm) if row.get("seconds")] for arm in (FOUR, ONCE))
-    longer = runs.mean_of(runs.excess_by_seed(four, once, "seconds"), "excess")
-    yield runs.below_if_run("4 uses take less than twice the seconds of 1", longer, TWICE_AS_LONG)

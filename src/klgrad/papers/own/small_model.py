@@ -135,11 +135,25 @@ def sample(model: Transformer, asked: Tensor, generator: torch.Generator) -> Com
     return with_mask(ids)
 
 
-def pretrain(model: Transformer, updates: int, generator: torch.Generator, batch: int = 64) -> None:
+@torch.no_grad()
+def held_out(model: Transformer, number: int = 512) -> Completions:
+    """Completions of the sums that policies are judged by."""
+    return sample(model, prompts(number, torch.Generator().manual_seed(1)), torch.Generator().manual_seed(2))
+
+
+def pretrained(updates: int, seed: int) -> Transformer:
+    """A transformer that has learnt the sums from texts for a while."""
+    torch.manual_seed(seed)
+    model = Transformer()
+    pretrain(model, updates, torch.Generator().manual_seed(seed))
+    return model
+
+
+def pretrain(model: Transformer, updates: int, generator: torch.Generator) -> None:
     """Learn the sums from texts, with Adam."""
     adam = torch.optim.Adam(model.parameters(), 1e-3)
     for _ in range(updates):
-        shown = texts(batch, generator)
+        shown = texts(64, generator)
         logp = shown.logp(model)
         loss = cross_entropy(logp[shown.mask], shown.ids[:, PROMPT:][shown.mask])
         adam.zero_grad()

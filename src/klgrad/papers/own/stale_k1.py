@@ -1,33 +1,29 @@
 """A small push of k1 as a loss, on completions that are L updates old, grows if and only if η β λ_max(F) L > 1, under
 SGD and without noise; with noise a collapse can begin below that, and under Adam the product is no threshold.
 
-On samples of μ the gradient of k1 as a loss is E_μ[s] = -∇KL(μ‖π), about -F (θ - θ_μ), with F the Fisher matrix. With
-a queue of L batches SGD is θ' = θ + ηβF (θ - θ_L), where θ_L is θ of L updates before. Along an eigenvector of F, with
-c = ηβλ, a step is c times the sum of the last L steps. The largest root z of c (1/z + ... + 1/z^L) = 1 is above 1
-exactly if cL > 1; below, a push is enlarged to 1 / (1 - cL) of itself and stops. Two limits come with it. For a softmax
-over arms θ - ηβ (π_0 + ... + π_{L-1}) does not change, so the end is bounded and depends on ηβL alone: this is the mean
-field of a Potts model, whose transition is a jump for three arms or more, so noise can start a collapse below the
-threshold. And where one batch is repeated, in place of a queue, the lag grows, and every push by 1 + c an update.
-
 Exact: bandits with 2, 10 and 100 arms in float64, and the places of 32 texts in a transformer of 1.2 million parameters
 as prompts of one token each. Sampled: bandits with 64 and 1024 completions in a batch, where a run has collapsed if it
 has lost half of its entropy; the same with a reward, by SGD and by Adam, whose product has F times Adam's second
-moments; and the transformer with Adam, whole completions and the reward of a right sum.
+moments; and the transformer with Adam, whole completions and the reward of a right sum. Derivation and limits:
+docs/experiments/stale-completions.md.
 """
 
 import math
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from copy import deepcopy
+from dataclasses import asdict, dataclass
+from statistics import fmean
 
 import torch
 from torch import Tensor
 from torch.func import functional_call, jvp, vjp
 
 from ...drawing import BLACK, BLUE, GREEN, GREY, ORANGE, VERMILION
-from ..runs import SeedMean, below_if_run, counts, exceeds_over_seeds
-from ..study import Axes, Check, Figure, Numbers, Settings, below, exceeds, over_repeats
-from .small_model import PROMPT, Completions, Transformer, pretrain, prompts, sample, texts
+from ..runs import Row, below_over_seeds, counts, difference, exceeds_over_seeds
+from ..study import Axes, Check, Figure, Numbers, Settings, at_point, below, columns, exceeds, over_repeats
+from ..tang_munos.bandits import count
+from .small_model import PROMPT, Completions, Transformer, held_out, pretrained, prompts, sample, texts
 
 PRODUCTS = (0.5, 0.8, 0.95, 1.05, 1.2, 2.0)
 """Of η β λ_max(F) L, with λ_max at the start."""
@@ -37,12 +33,9 @@ Bandit = torch.float64
 
 def root(c: float, lag: int) -> float:
     """The largest z with c (1/z + ... + 1/z^lag) = 1."""
-    low, high = 0.0, 1 + c * lag
-    for _ in range(200):
-        middle = (low + high) / 2
-        above = c * sum(middle**-i for i in range(1, lag + 1)) > 1
-        low, high = (middle, high) if above else (low, middle)
-    return high
+    companion = torch.diag(torch.ones(lag - 1, dtype=Bandit), -1)  # of z^lag = c (z^(lag - 1) + ... + 1)
+    companion[0] = c
+    return float(torch.linalg.eigvals(companion).real.max())
 
 
 # Bandits, many at a time: (..., arms) logits. A batch is the share of its samples that each arm has.
@@ -59,12 +52,9 @@ def largest_eigenvalue(logits: Tensor) -> Tensor:
     return torch.linalg.eigvalsh(fisher(logits))[..., -1:]
 
 
-def shares(p: Tensor, uniform: Tensor) -> Tensor:
-    """The shares of the arms in samples that are drawn by (problems, n) random numbers, the same for all settings."""
-    drawn = torch.searchsorted(p.cumsum(-1).contiguous(), uniform.expand(*p.shape[:-1], -1).contiguous())
-    n = uniform.shape[-1]
-    ones = torch.full(drawn.shape, 1 / n, dtype=p.dtype)
-    return torch.zeros_like(p).scatter_add_(-1, drawn.clamp(max=p.shape[-1] - 1), ones)
+def shares(p: Tensor, size: int, generator: torch.Generator) -> Tensor:
+    """The shares of the arms in so many samples, on the same random numbers for all settings."""
+    return count(p, size, generator) / size
 
 
 def entropy(logits: Tensor) -> Tensor:
@@ -149,11 +139,10 @@ def collapses(problems: int, seed: int) -> list[Numbers]:
 
 def _sampled(logits: Tensor, rate: Tensor, lag: int, size: int, queue: str, seed: int) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
-    batch = lambda p: shares(p, torch.rand(p.shape[-2], size, generator=generator, dtype=p.dtype))
-    kept = deque(batch(logits.softmax(-1)) for _ in range(lag))
+    kept = deque(shares(logits.softmax(-1), size, generator) for _ in range(lag))
     for _ in range(20 * lag):
         p = logits.softmax(-1)
-        kept.append(now := batch(p))
+        kept.append(now := shares(p, size, generator))
         used = {"fresh": now, "queue": kept[0], "repeated": kept[0]}[queue]
         kept.popleft() if queue != "repeated" else kept.pop()
         logits = logits + rate * (p - used)
@@ -202,14 +191,13 @@ def _with_reward(
 ) -> tuple[Tensor, Tensor]:
     """The logits at the end, and one over the root of Adam's second moments after `WATCHED` updates."""
     generator = torch.Generator().manual_seed(seed)
-    batch = lambda p: shares(p, torch.rand(p.shape[-2], SAMPLES, generator=generator, dtype=p.dtype))
     now = logits.expand(len(beta), -1, -1).clone().requires_grad_()
     step = torch.optim.SGD([now], rate) if optimiser == "SGD" else torch.optim.Adam([now], rate)
-    queue = deque(batch(now.detach().softmax(-1)) for _ in range(lag))
+    queue = deque(shares(now.detach().softmax(-1), SAMPLES, generator) for _ in range(lag))
     scale = torch.ones_like(now)
     for update in range(updates):
         p = now.detach().softmax(-1)
-        queue.append(fresh := batch(p))
+        queue.append(fresh := shares(p, SAMPLES, generator))
         weighted = fresh * (reward - (fresh * reward).sum(-1, keepdim=True))
         of_reward = weighted - p * weighted.sum(-1, keepdim=True)
         now.grad = beta * (queue.popleft() - p) - of_reward
@@ -261,17 +249,9 @@ TRAINED = 100
 IN_TRANSFORMER = {2: (0.8, 0.95, 1.05, 1.2), 10: (0.8, 1.2)}
 
 
-def pretrained(seed: int) -> Transformer:
-    """The transformer after `TRAINED` updates."""
-    torch.manual_seed(seed)
-    model = Transformer()
-    pretrain(model, TRAINED, torch.Generator().manual_seed(seed))
-    return model
-
-
 def growth_in_transformer(model: Transformer, shown: int, updates: int, seed: int) -> Numbers:
     """The growth of a push along the top eigenvector: exact, each place of the texts is a prompt of one token."""
-    model = _copy(model).double()
+    model = deepcopy(model).double()
     given = texts(shown, torch.Generator().manual_seed(seed))
     largest, vector = top_eigenvector(model, given)
     start = {name: x.detach().clone() for name, x in model.named_parameters()}
@@ -303,12 +283,6 @@ def growth_in_transformer(model: Transformer, shown: int, updates: int, seed: in
     return {"largest eigenvalue": largest, "parameters": sum(x.numel() for x in model.parameters()), "growth": rows}
 
 
-def _copy(model: Transformer) -> Transformer:
-    other = Transformer()
-    other.load_state_dict(model.state_dict())
-    return other
-
-
 @dataclass
 class Arm:
     """A run of the transformer with the reward of a right sum."""
@@ -328,11 +302,9 @@ EVALUATION = 0.03
 """Standard error of a difference of two shares near 0.35 of 512 answers each, rounded up to two digits."""
 
 
-def trained_with_reward(
-    model: Transformer, arm: Arm, updates: int, asked: int, seed: int
-) -> tuple[Numbers, Parameters]:
-    """Adam with fresh completions for the reward and stale ones for k1 as a loss; and its scale at half way."""
-    policy, generator = _copy(model), torch.Generator().manual_seed(seed)
+def trained_with_reward(model: Transformer, arm: Arm, updates: int, asked: int, seed: int) -> tuple[float, Parameters]:
+    """Right answers after Adam with fresh completions for the reward and stale ones for k1; and its scale half way."""
+    policy, generator = deepcopy(model), torch.Generator().manual_seed(seed)
     draw = lambda: sample(policy, prompts(asked, generator).repeat_interleave(GROUP, 0), generator)
     adam = torch.optim.Adam(policy.parameters(), LM_RATE)
     queue = deque(draw() for _ in range(arm.lag))
@@ -354,16 +326,11 @@ def trained_with_reward(
             correction = 1 - 0.999 ** (update + 1)
             second = {name: adam.state[x]["exp_avg_sq"] / correction for name, x in policy.named_parameters()}
             scale = {name: 1 / (x.sqrt() + 1e-8) for name, x in second.items()}
-    return _judged(policy), scale
+    return _right(policy), scale
 
 
-@torch.no_grad()
-def _judged(policy: Transformer) -> Numbers:
-    judged = sample(policy, prompts(512, torch.Generator().manual_seed(1)), torch.Generator().manual_seed(2))
-    logp = judged.logp(policy)
-    own = (-(logp.exp() * logp).sum(-1) * judged.mask).sum(-1).mean()
-    tokens = judged.mask.sum(1).double().mean()
-    return {"right": float(judged.right.mean()), "entropy": float(own), "tokens": float(tokens)}
+def _right(policy: Transformer) -> float:
+    return float(held_out(policy).right.mean())
 
 
 def rewarded_transformer(model: Transformer, updates: int, asked: int, seeds: Sequence[int]) -> Numbers:
@@ -371,15 +338,16 @@ def rewarded_transformer(model: Transformer, updates: int, asked: int, seeds: Se
     largest, runs = [], []
     for seed in seeds:
         for arm in LM_ARMS:
-            end, scale = trained_with_reward(model, arm, updates, asked, seed)
+            right, scale = trained_with_reward(model, arm, updates, asked, seed)
             if not arm.beta:
                 given = sample(
                     model, prompts(128, torch.Generator().manual_seed(seed)), torch.Generator().manual_seed(3)
                 )
                 largest.append(LM_RATE * top_eigenvector(model, given, scale)[0])
-            setting = {"lag": arm.lag, "beta": arm.beta, "repeated": arm.repeated, "seed": seed}
-            runs.append({**setting, "product": arm.beta * arm.lag * largest[-1], **end})
-    return {"start": _judged(model), "runs": runs, "updates": updates}
+            product = arm.beta * arm.lag * largest[-1]
+            end = {"right": right, "right_se": EVALUATION / 2**0.5}
+            runs.append({**asdict(arm), "seed": seed, "product": product, **end})
+    return {"start": _right(model), "runs": runs, "updates": updates}
 
 
 def run(settings: Settings) -> Numbers:
@@ -395,7 +363,7 @@ def run(settings: Settings) -> Numbers:
         "sums": None,
     }
     if not settings.quick:
-        model = pretrained(seed)
+        model = pretrained(TRAINED, seed)
         numbers["transformer"] = growth_in_transformer(model, 32, 50, seed)
         numbers["sums"] = rewarded_transformer(model, 30, 8, range(3))
     return numbers
@@ -420,11 +388,12 @@ def check(numbers: Numbers) -> list[Check]:
         _same_end(numbers["ends"]),
     ]
     of_queue = {name: [x for x in numbers["collapses"] if x["queue"] == name] for name in QUEUES}
-    queue, gone = of_queue["queue"], [_at(x, "collapsed", 0.8)["mean"] for x in of_queue["queue"]]
+    queue = of_queue["queue"]
+    gone = [x["collapsed"]["mean"][FEW.index(0.8)] for x in queue]
     checks += [
         exceeds(
             "sampled: above the threshold (1.2) more runs collapse than with fresh completions at the same rate",
-            *_difference(queue, of_queue["fresh"], 1.2),
+            _difference(queue, of_queue["fresh"], 1.2),
         ),
         Check(
             "sampled: no run collapses below the threshold (0.8)",
@@ -432,11 +401,11 @@ def check(numbers: Numbers) -> list[Check]:
             max(gone) == 0,
         ),
         exceeds(
-            "a repeated batch collapses more runs than a queue, at 0.3", *_difference(of_queue["repeated"], queue, 0.3)
+            "a repeated batch collapses more runs than a queue, at 0.3", _difference(of_queue["repeated"], queue, 0.3)
         ),
     ]
     sgd, adam = ([x for x in numbers["rewarded"] if x["optimiser"] == name] for name in RATES)
-    lost = [_at(x, "collapsed", 4.0)["mean"] for x in adam]
+    lost = [x["collapsed"]["mean"][REWARDED.index(4.0)] for x in adam]
     checks += [
         _costs("with a reward, SGD: above the threshold (2) the term costs reward", sgd, 2.0),
         _free("with a reward, SGD: below it (0.5) it costs less than 5% of the reward", sgd, 0.5),
@@ -451,16 +420,37 @@ def check(numbers: Numbers) -> list[Check]:
 
 
 def _of_transformer(numbers: Numbers) -> list[Check]:
-    growth, sums = numbers["transformer"]["growth"], numbers["sums"]
+    growth, sums = numbers["transformer"]["growth"], numbers["sums"]["runs"]
     off = max(abs(x["measured"] / x["predicted"] - 1) for x in growth)
     signs = all((x["measured"] > 0) == (x["product"] > 1) for x in growth)
+    of = lambda lag, beta: [x for x in sums if (x["lag"], x["beta"], x["repeated"]) == (lag, beta, False)]
+    base, least = of(1, 0.0), NEAR * fmean(x["right"] for x in of(1, 0.0))
+    older = "sums, Adam, β = 0.1: a lag of 10 (product {1:.2g}) ends with fewer right answers than one of 2 ({0:.2g})"
+    older = older.format(*(_product(of(lag, 0.1)) for lag in (2, 10)))
+    little = "sums, Adam, β = 0.1: a lag of 2 costs less than 5% of the right answers"
     return [
         Check("the same threshold in the transformer, places as prompts", f"{len(growth)} signs of the growth", signs),
         below("the transformer: at the predicted rate (largest relative difference)", off, 2 * NEAR),
-        _older_is_worse(sums),
-        _costs_nothing(sums),
-        _ordered(sums),
+        exceeds_over_seeds(older, difference(of(2, 0.1), of(10, 0.1), "right")),
+        below_over_seeds(little, difference(base, of(2, 0.1), "right"), least),
+        _ordered(base, [of(lag, beta) for beta in (0.01, 0.03, 0.1) for lag in (2, 10)]),
     ]
+
+
+def _product(runs: list[Row]) -> float:
+    return fmean(x["product"] for x in runs)
+
+
+def _ordered(base: list[Row], arms: list[list[Row]]) -> Check:
+    """Whether Adam's product orders the losses of all settings: no smaller product loses more, by two errors."""
+    arms = sorted(arms, key=_product)
+    pairs = [difference(large, small, "right") for i, small in enumerate(arms) for large in arms[i + 1 :]]
+    losses = ((_product(arm), difference(base, arm, "right")["mean"]) for arm in arms)
+    parts = "; ".join(f"{product:.2g}: {loss:+.2f}" for product, loss in losses)
+    claim = "sums, Adam: of two settings that differ the one with the larger product loses more right answers"
+    wrong, right = sum(counts(gap) for gap in pairs), sum(counts(gap, -1) for gap in pairs)
+    words = f"{wrong} of {wrong + right} pairs are the other way round; losses by product: {parts}"
+    return Check(claim, words, wrong == 0 and right > 0, decided=wrong + right > 0)
 
 
 def _same_end(ends: list[Numbers]) -> Check:
@@ -469,110 +459,62 @@ def _same_end(ends: list[Numbers]) -> Check:
     return below("exact: where it ends depends on the product and not on the lag (share of the entropy)", off, 1e-3)
 
 
-def _at(measures: Numbers, key: str, product: float) -> dict[str, float]:
-    i = measures["products"].index(product)
-    return {name: values[i] for name, values in measures[key].items()}
-
-
-def _difference(ones: list[Numbers], others: list[Numbers], product: float) -> tuple[float, float]:
+def _difference(ones: list[Numbers], others: list[Numbers], product: float) -> Numbers:
     """The smallest mean difference of the settings and its error, problem by problem."""
-    at, gaps = FEW.index(product), []
-    for one, other in zip(ones, others, strict=True):
-        gap = over_repeats(torch.tensor(one["each"][at], dtype=Bandit) - torch.tensor(other["each"][at], dtype=Bandit))
-        gaps.append((gap["mean"], gap["error"]))
-    return min(gaps)
+    at = FEW.index(product)
+    each = [torch.tensor([x["each"][at] for x in side], dtype=Bandit) for side in (ones, others)]
+    gaps = over_repeats(each[0] - each[1])
+    return at_point(gaps, min(range(len(ones)), key=lambda i: (gaps["mean"][i], gaps["error"][i])))
 
 
 def _costs(claim: str, runs: list[Numbers], product: float) -> Check:
-    worst = max((_at(x, "difference", product) for x in runs), key=lambda x: x["mean"] / x["error"])
-    return exceeds(claim, -worst["mean"], worst["error"])
+    at = REWARDED.index(product)
+    return exceeds(
+        claim, max((at_point(x["difference"], at) for x in runs), key=lambda x: x["mean"] / x["error"]), sign=-1
+    )
 
 
 def _free(claim: str, runs: list[Numbers], product: float) -> Check:
-    pairs = [(_at(x, "difference", product), x["reward"]["mean"][0]) for x in runs]
+    pairs = [(at_point(x["difference"], REWARDED.index(product)), x["reward"]["mean"][0]) for x in runs]
     gap, base = min(pairs, key=lambda x: x[0]["mean"] / x[1])
     cost, error = -gap["mean"] / base, gap["error"] / base
     low, high = cost + 2 * error < NEAR, cost - 2 * error > NEAR
     return Check(claim, f"{cost:.1%} ± {error:.1%}", low, decided=low or high)
 
 
-def _runs(sums: Numbers, lag: int, beta: float, key: str = "right") -> Tensor:
-    chosen = (x for x in sums["runs"] if (x["lag"], x["beta"], x["repeated"]) == (lag, beta, False))
-    return torch.tensor([x[key] for x in chosen], dtype=torch.float64)
-
-
-def _older_is_worse(sums: Numbers) -> Check:
-    """At the largest β, seed by seed."""
-    gap = _runs(sums, 2, 0.1) - _runs(sums, 10, 0.1)
-    products = [float(_runs(sums, lag, 0.1, "product").mean()) for lag in (2, 10)]
-    claim = "sums, Adam, β = 0.1: a lag of 10 (product {1:.2g}) ends with fewer right answers than one of 2 ({0:.2g})"
-    return exceeds_over_seeds(claim.format(*products), _over_seeds(gap))
-
-
-def _costs_nothing(sums: Numbers) -> Check:
-    gap = _runs(sums, 1, 0.0) - _runs(sums, 2, 0.1)
-    cost, limit = _over_seeds(gap), NEAR * float(_runs(sums, 1, 0.0).mean())
-    return below_if_run("sums, Adam, β = 0.1: a lag of 2 costs less than 5% of the right answers", cost, limit)
-
-
-def _ordered(sums: Numbers) -> Check:
-    """Whether Adam's product orders the losses of all settings: no smaller product loses more, by two errors."""
-    base, losses = _runs(sums, 1, 0.0), []
-    for lag, beta in ((lag, beta) for beta in (0.01, 0.03, 0.1) for lag in (2, 10)):
-        losses.append((float(_runs(sums, lag, beta, "product").mean()), base - _runs(sums, lag, beta)))
-    losses.sort(key=lambda pair: pair[0])
-    pairs = [_over_seeds(small - large) for i, (_, small) in enumerate(losses) for _, large in losses[i + 1 :]]
-    parts = "; ".join(f"{product:.2g}: {float(loss.mean()):+.2f}" for product, loss in losses)
-    claim = "sums, Adam: of two settings that differ the one with the larger product loses more right answers"
-    wrong = sum(counts(gap) for gap in pairs)
-    right = sum(counts({**gap, "difference": -gap["difference"]}) for gap in pairs)
-    words = f"{wrong} of {wrong + right} pairs are the other way round; losses by product: {parts}"
-    return Check(claim, words, wrong == 0 and right > 0, decided=wrong + right > 0)
-
-
-def _over_seeds(gap: Tensor) -> SeedMean:
-    """A paired difference, with the error of 512 answers each as the least."""
-    error = max(float(gap.std() / len(gap) ** 0.5) if len(gap) > 1 else 0.0, EVALUATION / len(gap) ** 0.5)
-    return {"difference": float(gap.mean()), "error": error, "seeds": len(gap)}
-
-
 def draw(numbers: Numbers, figure: Figure) -> None:
     """Growth, the end, collapses by queue, the reward, and the transformer."""
     figure.set_size_inches(12.5, 7.4)
     growth, end, collapse, reward, model, answers = figure.subplots(2, 3).flat
-    _draw_growth(numbers, growth)
-    for axis in (model, answers):
-        axis.set_axis_on() if numbers["sums"] else axis.set_axis_off()
+    problems = numbers["problems"]
+    of_bandits = [{**x, "measured": x["measured"]["mean"]} for x in numbers["growth"]]
+    _draw_growth(of_bandits, growth, f"2, 10, 100 arms, means of {problems} problems")
     if numbers["sums"]:
-        _draw_growth(numbers, model, transformer=True)
+        _draw_growth(numbers["transformer"]["growth"], model, "transformer of 1.2 million parameters")
         _draw_answers(numbers["sums"], answers)
-    products = list(PRODUCTS)
+    else:
+        for axis in (model, answers):
+            axis.set_axis_off()
     for arms, colour in zip(ARMS, (GREY, BLUE, VERMILION), strict=True):
         entropies = [x["entropy"] for x in numbers["ends"] if x["arms"] == arms and x["lag"] == 10]
-        mean, error = ([x[key] for x in entropies] for key in ("mean", "error"))
-        end.errorbar(products, mean, yerr=error, fmt="o-", color=colour, ms=4, label=f"{arms} arms")
-    problems = numbers["problems"]
+        mean, error = columns(entropies, "mean", "error")
+        end.errorbar(PRODUCTS, mean, yerr=error, fmt="o-", color=colour, ms=4, label=f"{arms} arms")
     _threshold(end, f"without noise: where it ends\n({problems} problems, ± 1 SE)", "entropy at the end / at the start")
     end.legend(fontsize=8)
-    lines = {"fresh": (GREY, ":"), "queue": (BLUE, "-"), "repeated": (VERMILION, "--")}
+    looks = {("fresh", 64): (GREY, ":"), ("queue", 64): (BLUE, "-"), ("repeated", 64): (VERMILION, "--")}
+    looks |= {("queue", 1024): (GREEN, "-")}
     for x in numbers["collapses"]:
-        if (x["arms"], x["size"]) == (10, 64) or (x["arms"], x["size"], x["queue"]) == (10, 1024, "queue"):
-            colour, line = lines[x["queue"]] if x["size"] == 64 else (GREEN, "-")
-            if x["lag"] == 10:
-                label = f"{QUEUES[x['queue']]}, {x['size']}"
-                share = x["collapsed"]
-                collapse.errorbar(x["products"], share["mean"], yerr=share["error"], fmt=f"o{line}", ms=4, color=colour)
-                collapse.lines[-1].set_label(label)
-    _threshold(
-        collapse,
-        f"10 arms, lag 10, batches of 64 or 1024\n({problems} problems, ± 1 SE)",
-        "share of runs that collapse",
-    )
+        if (x["arms"], x["lag"]) == (10, 10) and (x["queue"], x["size"]) in looks:
+            colour, line = looks[x["queue"], x["size"]]
+            share = x["collapsed"]
+            collapse.errorbar(x["products"], share["mean"], yerr=share["error"], fmt=f"o{line}", ms=4, color=colour)
+            collapse.lines[-1].set_label(f"{QUEUES[x['queue']]}, {x['size']}")
+    title = f"10 arms, lag 10, batches of 64 or 1024\n({problems} problems, ± 1 SE)"
+    _threshold(collapse, title, "share of runs that collapse")
     collapse.legend(fontsize=8, loc="center right")
     for x in numbers["rewarded"]:
         colour, line = (BLUE if x["optimiser"] == "SGD" else ORANGE), ("-" if x["lag"] == 10 else "--")
-        gap = x["difference"]
-        label = f"{x['optimiser']}, lag {x['lag']}"
+        gap, label = x["difference"], f"{x['optimiser']}, lag {x['lag']}"
         reward.errorbar(x["products"], gap["mean"], yerr=gap["error"], fmt=f"o{line}", ms=4, color=colour, label=label)
     title = f"with a reward, 10 arms, 150 updates\n({problems} problems, ± 1 SE)"
     _threshold(reward, title, "reward less that without the term")
@@ -585,37 +527,26 @@ def _threshold(axis: Axes, title: str, ylabel: str) -> None:
     axis.set(xlabel="η β λ_max(F) L", ylabel=ylabel)
 
 
-def _draw_growth(numbers: Numbers, axis: Axes, *, transformer: bool = False) -> None:
-    rows = numbers["transformer"]["growth"] if transformer else numbers["growth"]
-    mean = lambda x: x["measured"] if transformer else x["measured"]["mean"]
+def _draw_growth(rows: list[Numbers], axis: Axes, what: str) -> None:
     colours = dict(zip(LAGS, (BLACK, BLUE, GREEN, ORANGE, VERMILION, GREY), strict=True))
-    for lag in (lag for lag in LAGS if any(x["lag"] == lag for x in rows)):
-        own = [x for x in rows if x["lag"] == lag]
-        axis.plot(
-            [x["predicted"] for x in own], [mean(x) for x in own], "o", ms=4, color=colours[lag], label=f"lag {lag}"
-        )
-    reach = [x["predicted"] for x in rows]
+    for lag in dict.fromkeys(x["lag"] for x in rows):
+        own = columns((x for x in rows if x["lag"] == lag), "predicted", "measured")
+        axis.plot(*own, "o", ms=4, color=colours[lag], label=f"lag {lag}")
+    (reach,) = columns(rows, "predicted")
     axis.plot([min(reach), max(reach)], [min(reach), max(reach)], color=BLACK, lw=0.8)
-    number = numbers["problems"]
-    what = "transformer of 1.2 million parameters" if transformer else f"2, 10, 100 arms, means of {number} problems"
     axis.set_title(f"growth of a small push, no noise\n({what})", fontsize=10)
     axis.set(xlabel="predicted log growth an update", ylabel="measured")
     axis.legend(fontsize=8)
 
 
 def _draw_answers(sums: Numbers, axis: Axes) -> None:
-    base = sums["runs"][0]
-    for lag, colour in ((2, BLUE), (10, VERMILION)):
-        runs = [x for x in sums["runs"] if x["lag"] == lag and not x["repeated"]]
-        label = f"lag {lag}"
-        axis.plot([x["product"] for x in runs], [x["right"] for x in runs], "o", ms=5, color=colour, label=label)
-    runs = [x for x in sums["runs"] if x["repeated"]]
-    axis.plot(
-        [x["product"] for x in runs], [x["right"] for x in runs], "x", ms=6, color=VERMILION, label="lag 10, repeated"
-    )
-    for x in sums["runs"]:
-        if not x["beta"]:
-            axis.axhline(x["right"], color=GREY, lw=0.8, ls="--", label="without the term" if x is base else None)
+    looks = {(2, False): (BLUE, "o"), (10, False): (VERMILION, "o"), (10, True): (VERMILION, "x")}
+    for (lag, repeated), (colour, mark) in looks.items():
+        own = (x for x in sums["runs"] if (x["lag"], x["repeated"]) == (lag, repeated))
+        label, size = f"lag {lag}{', repeated' * repeated}", 6 if repeated else 5
+        axis.plot(*columns(own, "product", "right"), mark, ms=size, color=colour, label=label)
+    for i, x in enumerate(x for x in sums["runs"] if not x["beta"]):
+        axis.axhline(x["right"], color=GREY, lw=0.8, ls="--", label="without the term" if i == 0 else None)
     seeds = len({x["seed"] for x in sums["runs"]})
     title = f"transformer, sums, Adam, {sums['updates']} updates\n({seeds} seeds, one mark a run)"
     _threshold(axis, title, "right answers at the end")

@@ -10,7 +10,7 @@ from torch.distributions import Normal, kl_divergence
 from ...core.estimators import MAX_EXPONENT, Estimator, k1, k2, k3
 from ...drawing import BLACK, GREY, style
 from ...enumeration import Problem, bandit, target_gradients
-from ..study import SIGNIFICANT, Check, Figure, Numbers, Settings, below, exceeds_zero, over_repeats, within
+from ..study import SIGNIFICANT, Check, Figure, Numbers, Settings, below, exceeds, over_repeats, within
 from .placements import PLACEMENTS, expected_gradient, relative_gap
 
 FIT_RANGE, FIT_DEGREE = 0.1, 7
@@ -72,19 +72,18 @@ class Bias:
         left.plot(x, numbers["short"], **{**style("k3-loss"), "label": "measured", "linewidth": 2.5})
         left.plot(x, x**2 / 2, color=GREY, linestyle=":", label="(δ−1)²/2")
         left.plot(x, x**2 / 2 - x**3 / 3, color=BLACK, linestyle="--", label="(δ−1)²/2 − (δ−1)³/3")
-        left.set_ylim(-0.7, 2.0)
+        left.set(
+            ylim=(-0.7, 2.0), xlabel="δ − 1, with δ = ref/π", ylabel="shortfall of k3's coefficient, −log δ − (1 − δ)"
+        )
         left.set_title("exact", fontsize=10)
-        left.set_xlabel("δ − 1, with δ = ref/π")
-        left.set_ylabel("shortfall of k3's coefficient, −log δ − (1 − δ)")
         left.legend(loc="lower left", fontsize=9)
         distance = numbers["distance"]
         for gaps in numbers["gap"]:
             right.loglog(distance, gaps, **{**style("k3-loss"), "label": None, "linewidth": 0.8, "alpha": 0.6})
         middle = _median(numbers["gap"], -1) / distance[-1]
         right.loglog(distance, [middle * d for d in distance], color=BLACK, linestyle="--", label="∝ distance")
+        right.set(xlabel="std of the logits' difference, π to ref", ylabel="relative gap, ∇ k3 as loss to ∇KL(π‖ref)")
         right.set_title(f"each of {len(numbers['gap'])} bandits", fontsize=10)
-        right.set_xlabel("std of the logits' difference, π to ref")
-        right.set_ylabel("relative gap, ∇ k3 as loss to ∇KL(π‖ref)")
         right.legend(loc="upper left", fontsize=9)
 
 
@@ -159,8 +158,8 @@ class Variance:
         return [
             below("Var of k3's coefficient is χ²(ref‖π) (largest relative error)", error, EXACT),
             within("near ref it equals that of k1 in reward (median ratio)", policy[:, 0].median().item(), 1, 0.02),
-            exceeds_zero("π far from ref: it is larger (log ratio at distance 4)", far.log()),
-            exceeds_zero("the more so the farther (log ratio, distance 4 against 1)", widening),
+            exceeds("π far from ref: it is larger (log ratio at distance 4)", over_repeats(far.log())),
+            exceeds("the more so the farther (log ratio, distance 4 against 1)", over_repeats(widening)),
             Check(
                 "by orders of magnitude (median ratio at distance 4)", f"{far.median():.3g}", far.median().item() > 100
             ),
@@ -190,9 +189,8 @@ class Variance:
                 label="χ²(ref‖π)",
             )
             axes.set_xscale("log", base=2)
-            axes.set_yscale("log")
+            axes.set(yscale="log", xlabel="std of the logits' difference")
             axes.set_title(f"{title}\nmedians of {len(chi_square)} bandits; bands: middle 90%", fontsize=9.5)
-            axes.set_xlabel("std of the logits' difference")
         panels[0].set_ylabel("variance of the coefficient on ∇log π")
         handles, labels = panels[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside upper center", ncols=3, fontsize=9)
@@ -288,16 +286,15 @@ class Gaussian:
         k1_samples, k3_samples = (torch.tensor(samples[k], dtype=torch.float64) for k in ("k1", "k3"))
         variance = over_repeats(k1_samples[-1].square())
         off = abs(variance["mean"] - k1_std["closed"] ** 2) / variance["error"]
-        growth = (k3_samples[-1] / k3_samples[0]).log()
-        against_k1 = (k3_samples[-1] / k1_samples[-1]).log()
+        growth, against_k1 = (over_repeats((k3_samples[-1] / x).log()) for x in (k3_samples[0], k1_samples[-1]))
         error = max(abs(a / b - 1) for a, b in zip(finite["quadrature"], finite["closed"], strict=True))
         return [
             within("k1's standard deviation, against closed form", k1_std["quadrature"], k1_std["closed"], EXACT),
             below("k3's variance for σ_q² > ½ is its closed form (largest relative error)", error, EXACT),
             *_condition(numbers["growth"]),
             below("k1's sampled variance is the exact one (|z|)", off, SIGNIFICANT),
-            exceeds_zero(f"k3's sample std grows from n = {samples['size'][0]} to {samples['size'][-1]}", growth),
-            exceeds_zero(f"and is above k1's at n = {samples['size'][-1]}", against_k1),
+            exceeds(f"k3's sample std grows from n = {samples['size'][0]} to {samples['size'][-1]}", growth),
+            exceeds(f"and is above k1's at n = {samples['size'][-1]}", against_k1),
             _typical(samples),
             below("no exponent meets the estimators' cap", numbers["largest_exponent"], MAX_EXPONENT),
         ]
@@ -315,13 +312,15 @@ class Gaussian:
             end, side = (0, "left") if name == "k3" else (-1, "right")
             at = (samples["size"][end], PRINTED[name])
             left.annotate(f"printed: {PRINTED[name]}", at, (0, 3), textcoords="offset points", ha=side)
-        left.set_xscale("log")
-        left.set_yscale("log")
-        left.set_ylim(0.2, 3000)
+        left.set(
+            xscale="log",
+            yscale="log",
+            ylim=(0.2, 3000),
+            xlabel="samples from q = N(0.1, 0.2²)",
+            ylabel="sample standard deviation (nats)",
+        )
         left.set_title(f"{len(samples['k1'][0])} repeats", fontsize=10)
         right.set_title("exact", fontsize=10)
-        left.set_xlabel("samples from q = N(0.1, 0.2²)")
-        left.set_ylabel("sample standard deviation (nats)")
         left.legend(loc="upper left", fontsize=9, title="median, middle 95 %", alignment="left", title_fontsize=9)
         for name in ("k1", "k3"):
             curve = numbers["curve"][name]
@@ -332,10 +331,7 @@ class Gaussian:
         right.plot(finite["std"], stds, "o", color=BLACK, markerfacecolor="none", label="k3 by quadrature")
         right.axvspan(0.2, 0.5**0.5, color=GREY, alpha=0.2, linewidth=0)
         right.text(0.45, 1.35, "k3: infinite", ha="center")
-        right.set_ylim(0, 2.2)
-        right.set_xlim(0.2, 1.6)
-        right.set_xlabel("σ_q (σ_p = 1)")
-        right.set_ylabel("standard deviation (nats)")
+        right.set(ylim=(0, 2.2), xlim=(0.2, 1.6), xlabel="σ_q (σ_p = 1)", ylabel="standard deviation (nats)")
         right.legend(loc="upper right", fontsize=9, handlelength=1)
 
 

@@ -57,6 +57,7 @@ LAST, EVERY = 60, 20
 RATES = ("1e-05", "3e-05")
 HELD_OUT = ("kl_per_token", "kl_per_sequence", "correct_in", "correct_out", "entropy_per_token", "length")
 COLUMNS = (*HELD_OUT, "train_reward", "noise", "skipped_updates")
+SETTING = "{arm} {learning_rate:g}"
 NONE, K1, K2, K3 = "none", "k1-loss", "k2-loss", "k3-loss"
 GAP = "kl_per_token"
 """The paper's gap of log-probs."""
@@ -79,30 +80,24 @@ HIGHER = {
 """What should be higher, and than what: a column and two arms."""
 
 
-def setting_of(row: runs.Row) -> str:
-    """Arm and learning rate."""
-    return f"{row['arm']} {float(row['learning_rate']):g}"
-
-
 def run(settings: Settings) -> Numbers:
     """Every arm and rate at the last update, and what the figure shows over updates."""
     rows = [_with_error(row) for row in runs.rows_of(EXPERIMENT, settings)]
     last = [{**row, **_noise(rows, row)} for row in runs.at_update(rows, LAST)]
-    measured = lambda column: [row for row in rows if row[column]]  # nothing is trained before the first evaluation
+    at_rate = lambda rate: runs.grouped((row for row in last if f"{row['learning_rate']:g}" == rate), runs.ARM)
+    measured = lambda column: [row for row in rows if row[column] is not None]  # nothing is trained before the first
     return {
         "made": runs.provenance(rows),
-        "start": {column: runs.at_start(rows, column) for column in HELD_OUT},
-        "end": runs.summaries(last, COLUMNS, setting_of),
-        "gaps": {rate: _gaps(runs.grouped(last, setting_of), rate) for rate in RATES},
-        "stopped": {name: _stopped(group) for name, group in runs.grouped(rows, setting_of).items()},
-        "paths": {column: runs.paths(measured(column), column, setting_of) for column in PANELS},
+        "end": runs.summaries(last, COLUMNS, SETTING),
+        "gaps": {rate: runs.differences(SAME | HIGHER, at_rate(rate), {}) for rate in RATES},
+        "stopped": {name: each["stopped"] for name, each in runs.failures(rows, LAST, SETTING).items()},
+        "paths": {column: runs.paths(measured(column), column, SETTING) for column in PANELS},
     }
 
 
 def _with_error(row: runs.Row) -> runs.Row:
     """The row with the standard error of its training reward, a mean over the updates since the last evaluation."""
-    noise = row["train_reward_noise"]
-    return {**row, "train_reward_se": str(float(noise) / EVERY**0.5) if noise else ""}
+    return {**row, "train_reward_se": (row["train_reward_noise"] or 0.0) / EVERY**0.5}
 
 
 def _noise(rows: list[runs.Row], last: runs.Row) -> runs.Row:
@@ -110,15 +105,10 @@ def _noise(rows: list[runs.Row], last: runs.Row) -> runs.Row:
 
     A standard deviation from n differences of neighbours has the relative error √(3/4n) if the noise is normal.
     """
-    own = [row for row in rows if row["job"] == last["job"] and row["train_reward_noise"]]
-    noise = (sum(float(row["train_reward_noise"]) ** 2 for row in own) / len(own)) ** 0.5
+    own = [row["train_reward_noise"] for row in rows if row["job"] == last["job"] and row["update"]]
+    noise = (sum(x**2 for x in own) / len(own)) ** 0.5
     differences = len(own) * (EVERY - 1)
-    return {"noise": str(noise), "noise_se": str(noise * (3 / (4 * differences)) ** 0.5)}
-
-
-def _stopped(rows: list[runs.Row]) -> int:
-    """The number of runs whose weights were not finite before the last update; they have no part in any mean."""
-    return len({row["job"] for row in rows}) - len(runs.at_update(rows, LAST))
+    return {"noise": noise, "noise_se": noise * (3 / (4 * differences)) ** 0.5}
 
 
 def check(numbers: Numbers) -> list[Check]:
@@ -126,21 +116,15 @@ def check(numbers: Numbers) -> list[Check]:
     return [check for rate in RATES for check in _at_rate(numbers["gaps"][rate], rate)]
 
 
-def _gaps(last: dict[str, list[runs.Row]], rate: str) -> dict[str, runs.SeedMean | None]:
-    """The differences of `SAME` and `HIGHER` at one rate, seed by seed."""
-    at_rate = {name.split()[0]: group for name, group in last.items() if name.endswith(f" {rate}")}
-    return runs.differences(SAME | HIGHER, at_rate)
-
-
-def _at_rate(gaps: dict[str, runs.SeedMean | None], rate: str) -> list[Check]:
+def _at_rate(gaps: dict[str, runs.SeedMean], rate: str) -> list[Check]:
     # How far from no KL still counts as no KL; None if k2 as a loss has no effect to compare with.
     effect = gaps["k2 as loss ends nearer to ref than no KL"]
-    margins = (SAME_REWARD, SAME_KL * effect["difference"] if effect and runs.counts(effect) else None)
+    margins = (SAME_REWARD, SAME_KL * effect["mean"] if runs.counts(effect) else None)
     checks = [_same(f"{claim}, rate {rate}", gaps[claim], at) for claim, at in zip(SAME, margins, strict=True)]
     return [*checks, *(runs.exceeds_over_seeds(f"{claim}, rate {rate}", gaps[claim]) for claim in HIGHER)]
 
 
-def _same(claim: str, gap: runs.SeedMean | None, margin: float | None) -> Check:
-    if gap and margin is None:
+def _same(claim: str, gap: runs.SeedMean, margin: float | None) -> Check:
+    if gap["seeds"] and margin is None:
         return Check(claim, "no margin: k2 as loss is not nearer to ref either", holds=False, decided=False)
     return runs.equal_over_seeds(claim, gap, margin or 0.0)

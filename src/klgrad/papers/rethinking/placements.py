@@ -12,7 +12,7 @@ from ...core.importance import MAX_LOG_RATIO, Clip, token_ratio
 from ...core.rollout import Rollout
 from ...drawing import BLACK, GREY, STYLES, style
 from ...enumeration import Problem, bandit, target_gradients
-from ..study import Check, Figure, Numbers, Settings, below, exceeds_zero, within
+from ..study import Check, Figure, Numbers, Settings, below, exceeds, over_repeats, within
 
 # The paper's four placements as losses of single outcomes, and the expected gradient of each.
 #
@@ -115,9 +115,7 @@ class Coefficients:
         axes.annotate(
             "π = ref = 0.25", (math.log(numbers["ref"]), -15), (-6, 0), textcoords="offset points", ha="right"
         )
-        axes.set_ylim(-20, 3)
-        axes.set_xlabel("log π of the sampled token (nats)")
-        axes.set_ylabel("coefficient on ∇log π")
+        axes.set(ylim=(-20, 3), xlabel="log π of the sampled token (nats)", ylabel="coefficient on ∇log π")
         axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2)
 
 
@@ -195,12 +193,14 @@ class Theorem:
             look = {**style(name), "linestyle": "none", "marker": marker, "markersize": 5, "markerfacecolor": "none"}
             # An error of exactly 0 has no place on a logarithmic axis.
             axes.plot(numbers["kl"], [max(gap, 1e-17) for gap in numbers[name]], **look)
-        axes.set_xscale("log")
-        axes.set_yscale("log")
-        axes.set_ylim(3e-18, 30)
+        axes.set(
+            xscale="log",
+            yscale="log",
+            ylim=(3e-18, 30),
+            xlabel="KL(π‖ref) of the bandit (nats)",
+            ylabel="relative distance from ∇KL(π‖ref)",
+        )
         axes.set_title(f"each of {len(numbers['kl'])} bandits, exact", fontsize=10)
-        axes.set_xlabel("KL(π‖ref) of the bandit (nats)")
-        axes.set_ylabel("relative distance from ∇KL(π‖ref)")
         axes.text(0.98, 0.24, "equal, up to float64 rounding", transform=axes.transAxes, ha="right")
         axes.legend(loc="center right", bbox_to_anchor=(1.0, 0.62))
 
@@ -271,7 +271,7 @@ class OffPolicy:
             Check(
                 "off-policy unweighted is biased, on every bandit", f"smallest {unweighted:.3g}", unweighted > BIASED
             ),
-            exceeds_zero("the unweighted bias grows (log, distance 2 against 1/2)", growth(none)),
+            exceeds("the unweighted bias grows (log, distance 2 against 1/2)", over_repeats(growth(none))),
             below("with the ratio exact, k1 in reward (largest relative error)", ratio[0].max().item(), EXACT),
             below("with the ratio exact, k2 as loss (largest relative error)", ratio[1].max().item(), EXACT),
             below("clipped at 1 ± 0.2, exact where nothing is clipped", clipped[~clips].max().item(), EXACT),
@@ -280,7 +280,7 @@ class OffPolicy:
                 f"smallest {cut:.3g} of {int(clips[1].sum())} cases",
                 cut > BIASED,
             ),
-            exceeds_zero("the clipped bias grows (log, distance 2 against 1/2)", growth(clipped)),
+            exceeds("the clipped bias grows (log, distance 2 against 1/2)", over_repeats(growth(clipped))),
             below("no ratio meets its cap (log)", numbers["largest_log_ratio"], MAX_LOG_RATIO),
         ]
 
@@ -302,10 +302,12 @@ class OffPolicy:
                 distance, table.median(0).values, color=colour, linestyle=line, linewidth=2, marker=".", label=label
             )
         axes.set_xscale("log", base=2)
-        axes.set_yscale("log")
-        axes.set_ylim(1e-17, 30)
-        axes.set_xlabel("distance of the sampler μ from π (std of the logits' difference)")
-        axes.set_ylabel("relative distance from ∇KL(π‖ref)")
+        axes.set(
+            yscale="log",
+            ylim=(1e-17, 30),
+            xlabel="distance of the sampler μ from π (std of the logits' difference)",
+            ylabel="relative distance from ∇KL(π‖ref)",
+        )
         count = len(_table(numbers, "none")[1])
         axes.set_title(f"medians of {count} bandits; bands: middle 90%", fontsize=10)
         axes.legend(

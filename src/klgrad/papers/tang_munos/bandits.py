@@ -1,15 +1,14 @@
 """Many bandits at a time, with and without rewards: the simulations behind the figures."""
 
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 
 import torch
 from torch import Tensor
 
-from ...audit.batch import Batch
-from ...audit.subject import Subject, as_subject, find
+from ...audit.subject import find
 from ...core.divergences import Divergence
 from ...core.estimators import k1, k2, k3
 from ...drawing import STYLES, style
@@ -57,7 +56,7 @@ def sample(probability: Tensor, samples: int, generator: torch.Generator) -> Ten
     """
     uniform = torch.rand(probability.shape[-2], samples, generator=generator, dtype=probability.dtype)
     arms = torch.searchsorted(probability.cumsum(-1), uniform.expand(*probability.shape[:-1], samples).contiguous())
-    return arms.clamp_(max=ARMS - 1)
+    return arms.clamp_(max=probability.shape[-1] - 1)
 
 
 def count(probability: Tensor, samples: int, generator: torch.Generator) -> Tensor:
@@ -114,6 +113,23 @@ def divergence(logp: Tensor, other: Tensor) -> Tensor:
     return (logp.exp() * (logp - other)).sum(-1)
 
 
+def descent(
+    logits: Tensor, ref_logp: Tensor, steps: int, shown: Container[int], gradient: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """Descend gradients that are functions of log π.
+
+    Returns:
+        (..., points, R) KL(π‖ref) at the steps `shown`, of 0 to `steps`.
+    """
+    seen = []
+    for step in range(steps + 1):
+        logp = torch.log_softmax(logits, -1)
+        if step in shown:
+            seen.append(divergence(logp, ref_logp))
+        logits = logits - RATE * gradient(logp)
+    return torch.stack(seen, -2)
+
+
 # A user's own estimator, beside those of the paper.
 
 
@@ -121,72 +137,24 @@ def divergence(logp: Tensor, other: Tensor) -> Tensor:
 def weight_of(method: str) -> Weight:
     """The weight of a method of the paper, or of a user's estimator, `my.py:estimator`.
 
-    An estimator is a function of one tensor, the log-ratios, to the coefficients on the scores; a `Divergence`, by its
-    slope; or a loss that the audit takes, by its derivatives by the log-probs of completions of one token.
+    An estimator is a function of one tensor, the log-ratios, to the coefficients on the scores; or a `Divergence`, by
+    its slope.
 
     Raises:
-        LossCallError: if it has not one coefficient for each completion by itself.
+        LossCallError: if it is neither, or has not one coefficient for each completion by itself.
     """
     if method in WEIGHTS:
         return WEIGHTS[method]
     estimator = find(method)
-    if isinstance(estimator, Divergence):
-        return lambda x, counts, p: estimator.slope(x)
-    if inspect.isfunction(estimator) and len(inspect.signature(estimator).parameters) == 1:
-        weight = lambda x, counts, p: estimator(x)
-    else:
-        weight = partial(_derivative, as_subject(estimator, method))
-    _check_weight(method, weight)
-    return weight
-
-
-def _derivative(loss: Subject, log_ratio: Tensor, _: Tensor, probability: Tensor) -> Tensor:
-    """What the loss, a mean over completions, puts on the score of each arm."""
-    logp = probability.clamp(min=torch.finfo(probability.dtype).tiny).log().reshape(-1, 1)
-    none, logits = torch.zeros_like(logp), torch.zeros_like(logp)[..., None]
-    batch = Batch(
-        logp=logp,
-        ref_logp=logp - log_ratio.reshape(-1, 1),
-        old_logp=logp,
-        behavior_logp=logp,
-        mask=torch.ones_like(logp, dtype=torch.bool),
-        advantages=none,
-        rewards=none[:, 0],
-        group=none[:, 0].long(),
-        token_reverse_kl=none,
-        token_forward_kl=none,
-        logits=logits,
-        ref_logits=logits,
-        behavior_logits=logits,
-        tokens=none.long(),
-    ).fresh()
-    gradient, *others = torch.autograd.grad(loss(batch), batch.leaves, allow_unused=True)
-    if gradient is None or any(x is not None and x.any() for x in others):
-        raise LossCallError(
-            f"{loss.name} to have its gradient through logp alone",
-            "none, or one through logits or an exact KL",
-            "write a loss of sampled log-probs",
-        )
-    return (gradient * len(logp)).view_as(log_ratio)
-
-
-def _check_weight(name: str, weight: Weight) -> None:
-    """Each arm's coefficient depends on that arm alone."""
+    coefficient = estimator.slope if isinstance(estimator, Divergence) else estimator
+    remedy = "write a function of the log-ratios, entry by entry"
+    if not inspect.isroutine(coefficient) or len(inspect.signature(coefficient).parameters) != 1:
+        raise LossCallError(f"{method} to be a function of the log-ratios, or a Divergence", repr(estimator), remedy)
     x = torch.linspace(-2, 2, 8, dtype=torch.float64)
-    p = torch.softmax(x, -1)
-    both, first = weight(x, p, p), weight(x[:4], p[:4], p[:4])
-    if getattr(both, "shape", None) != x.shape:
-        raise LossCallError(
-            f"{name} to return the coefficient of each of 8 log-ratios",
-            f"{both!r}",
-            "write a function of the log-ratios, entry by entry",
-        )
-    if not torch.allclose(both[:4], first):
-        raise LossCallError(
-            f"{name} to treat each completion by itself, and to be a mean over completions",
-            "coefficients that depend on the other completions of the batch",
-            "leave baselines and sums over the batch out",
-        )
+    both, first = coefficient(x), coefficient(x[:4])
+    if getattr(both, "shape", None) != x.shape or not torch.allclose(both[:4], first):
+        raise LossCallError(f"{method} to return the coefficient of each log-ratio by itself", repr(both), remedy)
+    return lambda x, counts, p: coefficient(x)
 
 
 def looks(methods: Iterable[str]) -> dict[str, Numbers]:

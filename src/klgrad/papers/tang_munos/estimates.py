@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ...core.estimators import k1, k2, k3, k_lambda
 from ...drawing import GREY, ORANGE, style
-from ..study import Check, Comparison, Figure, Numbers, Settings, below, mean_exceeds, ours, over_repeats, within
+from ..study import Check, Comparison, Figure, Numbers, Settings, below, exceeds, ours, over_repeats, within
 from . import bandits
 
 ESTIMATORS = {"k1": k1, "k2": k2, "k3": k3}
@@ -55,9 +55,9 @@ class Fig1:
     def check(self, numbers: Numbers) -> list[Check]:
         paired = numbers["paired"]
         return [
-            mean_exceeds(f"at n = {FEW} squared is more accurate than vanilla", paired["k1 / k2, few"]),
-            mean_exceeds("variance reduced is more accurate than vanilla, at every n alike", paired["k1 / k3, few"]),
-            mean_exceeds(f"at n = {MANY} squared is less accurate than vanilla", paired["k2 / k1, many"]),
+            exceeds(f"at n = {FEW} squared is more accurate than vanilla", paired["k1 / k2, few"]),
+            exceeds("variance reduced is more accurate than vanilla, at every n alike", paired["k1 / k3, few"]),
+            exceeds(f"at n = {MANY} squared is less accurate than vanilla", paired["k2 / k1, many"]),
         ]
 
     def draw(self, numbers: Numbers, figure: Figure) -> None:
@@ -149,12 +149,12 @@ class Fig2:
         return [
             within("vanilla falls as n^(-1/2)", numbers["slope"], -0.5, 0.1),
             *(within(f"{k} {at_floor}", floor["measured"], floor["exact"], 0.1) for k, floor in floors.items()),
-            mean_exceeds(f"leave-one-out has the smaller error at n = {ENOUGH}", smaller),
+            exceeds(f"leave-one-out has the smaller error at n = {ENOUGH}", smaller),
             *ours(
                 _leave_one_out_is_worse(numbers, f"and the larger one at n = {FEWEST}", FEWEST),
                 _leave_one_out_is_worse(numbers, f"and at n = {DEFAULT}, the paper's default", DEFAULT),
             ),
-            mean_exceeds(
+            exceeds(
                 "the baseline v* has a smaller error than none", saved[f"k1-reward-optimal-baseline, n = {FEWEST}"]
             ),
         ]
@@ -219,7 +219,7 @@ def _leave_one_out_is_worse(numbers: Numbers, claim: str, samples: int) -> Check
     name, at = "k1-reward-leave-one-out", SAMPLES.index(samples)
     with_it, without = numbers["exact"][name][at], numbers["exact"]["k1-reward"][at]
     saved = numbers["saved"][f"{name}, n = {samples}"]
-    judged = mean_exceeds(claim, saved, sign=-1)
+    judged = exceeds(claim, saved, sign=-1)
     return replace(judged, measured=f"{with_it:.3f} against {without:.3f}, {judged.measured}")
 
 
@@ -283,10 +283,6 @@ class KLambda:
 
 def _descend(problems: bandits.Bandits, lam: float) -> Tensor:
     """(STEPS + 1, R) KL to ref along the expected gradient of k_lambda as a loss."""
-    logits, seen = problems.logits, []
-    for _ in range(STEPS + 1):
-        logp = torch.log_softmax(logits, -1)
-        seen.append(bandits.divergence(logp, problems.ref_logp))
-        slope = k_lambda(lam).slope(logp - problems.ref_logp)
-        logits = logits - bandits.RATE * bandits.exact_gradient(slope, logp.exp())
-    return torch.stack(seen)
+    slope = k_lambda(lam).slope
+    gradient = lambda logp: bandits.exact_gradient(slope(logp - problems.ref_logp), logp.exp())
+    return bandits.descent(problems.logits, problems.ref_logp, STEPS, range(STEPS + 1), gradient)

@@ -28,19 +28,7 @@ from torch import Tensor
 
 from ...core.estimators import k1, k3
 from ...drawing import style
-from ..study import (
-    Axes,
-    Check,
-    Comparison,
-    Figure,
-    Numbers,
-    Settings,
-    all_exceed,
-    exceeds,
-    mean_exceeds,
-    ours,
-    over_repeats,
-)
+from ..study import Axes, Check, Comparison, Figure, Numbers, Settings, at_point, exceeds, ours, over_repeats
 from . import bandits
 
 # k3 as a loss against vanilla, on many problems: the comparison of figure 3 over samples n, starts and steps.
@@ -111,15 +99,13 @@ def exact_descent(scale: float, problems: int, steps: int, generator: torch.Gene
         (2, points, problems) KL(π‖ref), as `sampled`.
     """
     problem = bandits.draw(problems, generator, torch.float32, scale=scale)
-    logits, seen = problem.logits.expand(2, -1, -1).clone(), []
-    for step in range(steps + 1):
-        logp = torch.log_softmax(logits, -1)
-        log_ratio, p = logp - problem.ref_logp, logp.exp()
-        if step == 0 or step in STEPS:
-            seen.append((p * log_ratio).sum(-1))
+
+    def gradient(logp: Tensor) -> Tensor:
+        log_ratio = logp - problem.ref_logp
         weight = torch.stack([k1.value(log_ratio[VANILLA]), k3.slope(log_ratio[K3])])
-        logits -= bandits.RATE * bandits.exact_gradient(weight, p)
-    return torch.stack(seen, 1)
+        return bandits.exact_gradient(weight, logp.exp())
+
+    return bandits.descent(problem.logits.expand(2, -1, -1), problem.ref_logp, steps, (0, *STEPS), gradient)
 
 
 def share_of_experiments(difference: Tensor, generator: torch.Generator) -> Tensor:
@@ -252,16 +238,13 @@ def run(settings: Settings) -> Numbers:
 
 def _descend(methods: list[str], problems: bandits.Bandits, steps: int, generator: torch.Generator) -> Tensor:
     """(methods, points, repeats)."""
-    logits = problems.logits.expand(len(methods), -1, -1).clone()
-    seen = []
-    for step in range(steps + 1):
-        logp = torch.log_softmax(logits, -1)
-        if step % EVERY == 0:
-            seen.append(bandits.divergence(logp, problems.ref_logp))
-        p = logp.exp()
-        counts = bandits.count(p, SAMPLES, generator)
-        logits = logits - bandits.RATE * bandits.estimated_gradients(methods, logp - problems.ref_logp, counts, p)
-    return torch.stack(seen, 1)
+
+    def gradient(logp: Tensor) -> Tensor:
+        counts = bandits.count(logp.exp(), SAMPLES, generator)
+        return bandits.estimated_gradients(methods, logp - problems.ref_logp, counts, logp.exp())
+
+    logits = problems.logits.expand(len(methods), -1, -1)
+    return bandits.descent(logits, problems.ref_logp, steps, range(0, steps + 1, EVERY), gradient)
 
 
 def check(numbers: Numbers) -> list[Check]:
@@ -274,8 +257,8 @@ def check(numbers: Numbers) -> list[Check]:
     slower = lambda claim, cells, first: _shown(claim, _draw_shares(numbers, cells, first))
     faster = lambda claim, cells, first: _shown(claim, [1 - share for share in _draw_shares(numbers, cells, first)])
     return [
-        *(mean_exceeds(f"{name} closes the KL", fallen[name]) for name in down),
-        mean_exceeds("k1 as loss drifts away", fallen["k1-loss"], sign=-1),
+        *(exceeds(f"{name} closes the KL", fallen[name]) for name in down),
+        exceeds("k1 as loss drifts away", fallen["k1-loss"], sign=-1),
         slower("k3 as loss is slower than vanilla, n = 4, the paper's start, at every step", [PAPER], 1),
         *ours(
             *_in_most(numbers["cells"][PAPER]["experiments"], numbers["points"]),
@@ -313,19 +296,17 @@ def _in_most(shares: list[float], points: list[int]) -> list[Check]:
 def _reasons(numbers: Numbers) -> list[Check]:
     """Bias in the first steps, noise later: without noise, on most problems, and without the runs thrown far away."""
     cells, points = numbers["cells"], numbers["points"]
-    exact = lambda step: [_at(x["difference"], points.index(step)) for x in numbers["exact"].values()]
-    ahead = [(-difference, error) for difference, error in exact(points[-1])]
-    most = lambda cell: (0.5 - cells[cell]["above on problems"], 0.5 / cells[cell]["problems"] ** 0.5)
+    exact = lambda step: [at_point(x["difference"], points.index(step)) for x in numbers["exact"].values()]
+    most = lambda cell: {
+        "mean": 0.5 - cells[cell]["above on problems"],
+        "error": 0.5 / cells[cell]["problems"] ** 0.5,
+    }
     rest = cells[PAPER]["difference without thrown"]
-    thrown = mean_exceeds("without the few runs that end above their start its mean is lower", rest, sign=-1)
+    thrown = exceeds("without the few runs that end above their start its mean is lower", rest, sign=-1)
     return [
-        all_exceed("with exact gradients it is slower at step 10, with every start", exact(10)),
-        all_exceed("with exact gradients it is faster at the end, with every start", ahead),
-        exceeds("on most problems it ends nearer ref, n = 4, the paper's start", *most(PAPER)),
-        exceeds("on most problems it ends nearer ref, n = 4, start x 1.5", *most(_cell(SAMPLES, 1.5))),
+        exceeds("with exact gradients it is slower at step 10, with every start", *exact(10)),
+        exceeds("with exact gradients it is faster at the end, with every start", *exact(points[-1]), sign=-1),
+        exceeds("on most problems it ends nearer ref, n = 4, the paper's start", most(PAPER)),
+        exceeds("on most problems it ends nearer ref, n = 4, start x 1.5", most(_cell(SAMPLES, 1.5))),
         replace(thrown, measured=f"{thrown.measured}, {cells[PAPER]['thrown']:.2%} of runs"),
     ]
-
-
-def _at(cell: dict[str, list[float]], point: int) -> tuple[float, float]:
-    return cell["mean"][point], cell["error"][point]

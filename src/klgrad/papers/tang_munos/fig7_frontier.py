@@ -1,10 +1,9 @@
 """Near the reference, a KL penalty buys reward at a lower KL, k1 as a loss does not, and k3 as a loss is close to the
 sound gradient.
 
-The paper's experiment with a reward, on a smaller model: SmolLM2-135M-Instruct learns sums and differences. All runs
-have the same learning rate and advantages that are centred in their group and not divided by a standard deviation. Arms
-are compared by the KL per completion at which they reach a share of right answers, from their evaluations after 20, 40
-and 60 updates. Design, table and limits: docs/experiments.md.
+The paper's experiment with a reward, on a smaller model: SmolLM2-135M-Instruct learns sums and differences. Arms are
+compared by the KL per completion at which they reach a share of right answers, from their evaluations after 20, 40 and
+60 updates. Design, table and limits: docs/experiments/reward-and-kl.md.
 """
 
 import math
@@ -13,7 +12,7 @@ from dataclasses import replace
 
 from ...drawing import STYLES
 from .. import runs
-from ..study import Axes, Check, Experiment, Figure, Numbers, Settings
+from ..study import Axes, Check, Experiment, Figure, Numbers, Settings, columns
 
 LABELS = {
     "none": ("no KL", "black", "x"),
@@ -32,13 +31,13 @@ def draw(numbers: Numbers, figure: Figure) -> None:
     figure.set_size_inches(15, 4.4)
     points, needed, gaps = figure.subplots(1, 3, width_ratios=[1.3, 0.8, 1])
     _points(numbers, points)
-    arms = {arm: kl for arm, kl in numbers["arms"].items() if kl is not None}
+    arms = {arm: kl for arm, kl in numbers["arms"].items() if kl["seeds"]}
     colours = [LABELS[arm][1] for arm in arms]
     _bars(needed, [LABELS[arm][0] for arm in arms], [each["mean"] for each in arms.values()], arms.values(), colours)
     needed.set(xlabel="KL(π‖ref) per completion, nats", title="KL at 25% right answers\n3 seeds, ± 1 SE")
     words = [name.replace(" answers ", "\nanswers ") for name in numbers["gaps"]]
     differences = numbers["gaps"].values()
-    _bars(gaps, words, [each["difference"] for each in differences], differences, ["#999999"] * len(words))
+    _bars(gaps, words, [each["mean"] for each in differences], differences, ["#999999"] * len(words))
     gaps.set(xlabel="difference of right answers", title="at equal KL\n3 seeds, ± 1 SE")
     handles, labels = points.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(LABELS), fontsize=8.5)
@@ -47,8 +46,7 @@ def draw(numbers: Numbers, figure: Figure) -> None:
 def _points(numbers: Numbers, axis: Axes) -> None:
     for arm, (label, colour, mark) in LABELS.items():
         own = [point for point in numbers["points"] if point["name"] == arm]
-        kl, right = [p["kl"] for p in own], [p["correct_in"] for p in own]
-        axis.plot(kl, right, mark, ms=4, color=colour, mfc="none", label=label, lw=0)
+        axis.plot(*columns(own, "kl", "correct_in"), mark, ms=4, color=colour, mfc="none", label=label, lw=0)
     axis.set(
         xlabel="KL(π‖ref) per completion, nats",
         ylabel="right answers, in domain",
@@ -103,17 +101,16 @@ def run(settings: Settings) -> Numbers:
     rows = [row for row in runs.rows_of(EXPERIMENT, settings) if row["arm"] in ARMS]
     for other in EXPERIMENT.also:
         rows += [row for row in runs.rows_of(other, settings) if _belongs(row)]
-    start = runs.over_seeds(runs.at_update(rows, 0), "correct_in")["mean"]
-    trained = [row for row in rows if row["update"] != "0"]
-    by_arm = runs.grouped(trained, runs.arm_of)
+    start = runs.over_seeds(runs.at_update(rows, 0), runs.RIGHT_IN)["mean"]
+    trained = [row for row in rows if row["update"]]
+    by_arm = runs.grouped(trained, runs.ARM)
     reached = {arm: _reached(by_arm[arm], start) for arm in LIMITED}
     return {
         "made": runs.provenance(rows),
-        "start": start,
-        "arms": {arm: runs.over_seeds(each, "kl") if each else None for arm, each in reached.items()},
-        "apart": runs.paired_if_run(reached[K3], reached[SOUND], "kl"),
+        "arms": {arm: runs.over_seeds(each, "kl") for arm, each in reached.items()},
+        "apart": runs.difference(reached[K3], reached[SOUND], "kl"),
         "gaps": {name: _gap(by_arm, start, *sides) for name, sides in GAPS.items()},
-        "points": runs.runs_of(trained, runs.arm_of),
+        "points": runs.points_of(trained, runs.ARM),
     }
 
 
@@ -125,25 +122,23 @@ def _belongs(row: runs.Row) -> bool:
 def _reached(rows: list[runs.Row], start: float) -> list[runs.Row]:
     """The KL of each seed at which right answers reach `SHARE`, with its error; none if a seed has no value."""
     crossings = []
-    for seed, own in runs.grouped(rows, runs.seed_of).items():
-        value = runs.kl_at(runs.points_of(own), start, SHARE)
-        if value is None:
+    for seed, own in runs.grouped(rows, runs.SEED).items():
+        rise = runs.Rise(own, start)
+        if (kl := rise.kl_of(SHARE)) is None:
             return []
-        crossings.append({"seed": seed, "kl": str(value), "kl_se": str(runs.error_of_kl_at(own, start, value))})
+        crossings.append({"seed": seed, "kl": kl, "kl_se": rise.error_of_kl(kl)})
     return crossings
 
 
-def _gap(
-    by_arm: dict[str, list[runs.Row]], start: float, arm: str, coef: str, other: str, sign: int
-) -> dict[str, float]:
+def _gap(by_arm: dict[str, list[runs.Row]], start: float, arm: str, coef: str, other: str, sign: int) -> runs.SeedMean:
     """Right answers of an arm at its last update, less those of another arm's curve at the same KL and seed."""
-    gaps, curves = [], runs.grouped(by_arm[other], runs.seed_of)
+    gaps, curves = [], runs.grouped(by_arm[other], runs.SEED)
     for end in runs.at_update((row for row in by_arm[arm] if row["kl_coef"] == coef), LAST):
-        curve, kl = curves[end["seed"]], float(end["kl_per_sequence"])
-        there = runs.right_at(runs.points_of(curve), start, kl)
-        error = math.hypot(float(end["correct_in_se"]), runs.error_at(curve, kl))
-        gaps.append({"gap": str(sign * (float(end["correct_in"]) - there)), "gap_se": str(error)})
-    return runs.mean_of(gaps, "gap") or {}
+        curve, kl = runs.Rise(curves[end["seed"]], start), end[runs.FAR]
+        gap = sign * (end[runs.RIGHT_IN] - curve.right(kl))
+        error = math.hypot(end[f"{runs.RIGHT_IN}_se"], curve.error(kl))
+        gaps.append({"seed": end["seed"], "gap": gap, "gap_se": error})
+    return runs.over_seeds(gaps, "gap")
 
 
 def check(numbers: Numbers) -> list[Check]:
@@ -152,10 +147,6 @@ def check(numbers: Numbers) -> list[Check]:
     for claim, gap in numbers["gaps"].items():
         check = runs.exceeds_over_seeds(f"at equal KL, {claim}", gap)
         checks.append(replace(check, ours=GAPS[claim][0] == DISCOUNTED))
-    sound, apart = numbers["arms"][SOUND], numbers["apart"]
     claim = "k3 as loss and k1 in the reward need the same KL for 25% right answers, within a quarter"
-    if apart is None:
-        checks.append(Check(claim, "no value: not every seed reaches it", holds=False, decided=False))
-    else:
-        checks.append(runs.equal_over_seeds(claim, apart, CLOSE * sound["mean"]))
-    return checks
+    sound, apart = numbers["arms"][SOUND], numbers["apart"]
+    return [*checks, runs.equal_over_seeds(claim, apart, CLOSE * (sound["mean"] or 0.0))]

@@ -2,15 +2,12 @@
 and variance reduction makes them faster.
 
 Figure 8 of the paper, on a smaller model: a student with 20 of SmolLM2-135M's 30 layers is trained towards the whole
-model by the KL alone. The sentences are judged by the paper's measure, the KL on the student's own completions, where
-completions may end, as the paper's do, and at fixed length, where no arm can lower it by ending early. The learning
-rate of an arm is the one that ends lowest with seed 0. Arms are judged by six other seeds, 3 to 8, seed by seed, and k3
-as a loss, which has no such runs, by seeds 0 to 2. Ends come in groups, so each run is drawn. The middle panels show
-what the paper's measure hides: on the teacher's completions the sequence-level students are farther from the teacher
-than at the start. Design, tables and limits: docs/experiments.md.
+model by the KL alone. The sentences are judged by the KL on the student's own completions, where completions may end
+and at fixed length, where no arm can lower it by ending early. The learning rate of an arm is the one that ends lowest
+with seed 0. Arms are judged by six other seeds, seed by seed, and k3 as a loss, which has no such runs, by seeds 0 to
+2. Design, tables and limits: docs/experiments/distillation.md.
 """
 
-import math
 from statistics import median
 
 from ...drawing import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION
@@ -73,6 +70,7 @@ def _each_end(by_arm: dict[str, list[dict[str, list[float]]]], axis: Axes) -> No
 
 EXPERIMENT = Experiment("fig8_seeds.csv", "exp_fig8.py", ("sweep", "seeds", "fresh"))
 LAST = 40
+SETTING = "{lengths} {arm}"
 COLUMNS = ("kl_per_sequence", "kl_per_token", "length", "forward_kl_per_token", "entropy_per_token", "correct")
 KL, FORWARD = "kl_per_sequence", "forward_kl_per_token"
 LENGTHS = {"may-end": "where completions may end", "fixed-length": "at fixed length"}
@@ -99,67 +97,55 @@ def run(settings: Settings) -> Numbers:
     """Every arm over updates, and the differences of the claim, seed by seed."""
     rows = runs.finite_rows(EXPERIMENT, settings)
     judged = _judged(rows)
-    updates = sorted({int(row["update"]) for row in rows})
-    at = [runs.summaries(runs.at_update(judged, update), COLUMNS, setting_of) for update in updates]
-    by_name = runs.grouped(judged, setting_of)
+    updates = sorted({row["update"] for row in rows})
+    at = [runs.summaries(runs.at_update(judged, update), COLUMNS, SETTING) for update in updates]
     return {
         "made": runs.provenance(rows),
         "updates": updates,
-        "rates": {setting_of(row): row["learning_rate"] for row in rows},
+        "rates": {SETTING.format_map(row): f"{row['learning_rate']:g}" for row in rows},
         "progress": {lengths: _progress(rows, lengths) for lengths in LENGTHS},
         "arms": {name: {column: [arms[name][column] for arms in at] for column in COLUMNS} for name in at[0]},
-        "runs": {name: _runs(group) for name, group in by_name.items()},
+        "runs": {name: _runs(group) for name, group in runs.grouped(judged, SETTING).items()},
         "differences": {lengths: _differences(runs.at_update(rows, LAST), lengths) for lengths in LENGTHS},
     }
 
 
 def _judged(rows: list[runs.Row]) -> list[runs.Row]:
     """The runs with fresh seeds, and all runs of an arm that has none."""
-    with_fresh = {setting_of(row) for row in rows if row["seed"] in FRESH_SEEDS}
-    return [row for row in rows if row["seed"] in FRESH_SEEDS or setting_of(row) not in with_fresh]
+    with_fresh = {SETTING.format_map(row) for row in rows if row["seed"] in FRESH_SEEDS}
+    return [row for row in rows if row["seed"] in FRESH_SEEDS or SETTING.format_map(row) not in with_fresh]
 
 
 def _runs(rows: list[runs.Row]) -> list[dict[str, list[float]]]:
     """What is drawn of each run, over updates."""
-    by_seed = runs.grouped(rows, runs.seed_of).values()
-    return [{column: [float(row[column]) for row in own] for column in (*PANELS, "length")} for own in by_seed]
+    by_seed = runs.grouped(rows, runs.SEED).values()
+    return [{column: [row[column] for row in own] for column in (*PANELS, "length")} for own in by_seed]
 
 
-def _differences(last: list[runs.Row], lengths: str) -> dict[str, runs.SeedMean | None]:
+def _differences(last: list[runs.Row], lengths: str) -> dict[str, runs.SeedMean]:
     """The arm that should be higher less the other, by the seeds of `_judged` of both, or by all that both have."""
-    by_arm = runs.grouped((row for row in last if row["lengths"] == lengths), runs.arm_of)
-    fresh = {arm: [row for row in own if row["seed"] in FRESH_SEEDS] for arm, own in by_arm.items()}
+    last = [row for row in last if row["lengths"] == lengths]
+    by_arm, judged = (runs.grouped(rows, runs.ARM) for rows in (last, _judged(last)))
 
-    def less(one: str, other: str, column: str) -> runs.SeedMean | None:
-        chosen = fresh if fresh[one] and fresh[other] else by_arm
-        return runs.paired_if_run(chosen[one], chosen[other], column)
+    def less(one: str, other: str, column: str) -> runs.SeedMean:
+        have_fresh = all(row["seed"] in FRESH_SEEDS for arm in (one, other) for row in judged[arm])
+        chosen = judged if have_fresh else by_arm
+        return runs.difference(chosen[one], chosen[other], column)
 
-    judged = {name.split()[1]: own for name, own in runs.grouped(_judged(last), setting_of).items() if lengths in name}
     forward = lambda arm: runs.over_seeds(judged[arm], FORWARD)["mean"]
     best = min((arm for arm in judged if arm not in TOKEN_LEVEL), key=forward)
     worst = max((arm for arm in judged if arm in TOKEN_LEVEL), key=forward)
-    return {claim: less(*sides, KL) for claim, sides in (SLOWER | OUR_SLOWER).items()} | {
-        FARTHER: less(best, worst, FORWARD)
-    }
-
-
-def setting_of(row: runs.Row) -> str:
-    """Kind of length, and arm."""
-    return f"{row['lengths']} {row['arm']}"
+    ends = {claim: less(*sides, KL) for claim, sides in (SLOWER | OUR_SLOWER).items()}
+    return ends | {FARTHER: less(best, worst, FORWARD)}
 
 
 def _progress(rows: list[runs.Row], lengths: str) -> runs.SeedMean:
-    """The progress of k3 as loss as a share of that of k2 as loss, seed by seed; its mean is under "difference"."""
-    at = {(row["arm"], row["seed"], int(row["update"])): row for row in rows if row["lengths"] == lengths}
-    kl = lambda arm, seed, update: float(at[arm, seed, update][KL])
-    gained = lambda arm, seed: kl(arm, seed, 0) - kl(arm, seed, LAST)
-    relative = lambda arm, seed: float(at[arm, seed, LAST][f"{KL}_se"]) / gained(arm, seed)
-    shares = []
-    for seed in sorted({seed for arm, seed, _ in at if arm == "k3-loss"}):
-        share = gained("k3-loss", seed) / gained("k2-loss", seed)
-        error = share * math.hypot(relative("k3-loss", seed), relative("k2-loss", seed))
-        shares.append({"share": str(share), "share_se": str(error)})
-    return runs.mean_of(shares, "share") or {}
+    """The progress of k3 as loss as a share of that of k2 as loss, seed by seed; the start is taken as known."""
+    at = runs.grouped((row for row in rows if row["lengths"] == lengths), "{arm} {update}")
+    start = lambda arm: [{"seed": row["seed"], KL: row[KL]} for row in at[f"{arm} 0"]]
+    gained = lambda arm: runs.gaps(start(arm), at[f"{arm} {LAST}"], KL)
+    excess = runs.excess(gained("k3-loss"), gained("k2-loss"), "gap")
+    return excess | {"mean": 1 + excess["mean"]}
 
 
 def check(numbers: Numbers) -> list[Check]:
@@ -171,7 +157,7 @@ def check(numbers: Numbers) -> list[Check]:
 def _at_length(numbers: Numbers, lengths: str, words: str) -> list[Check]:
     differences = numbers["differences"][lengths]
     return [
-        runs.below_if_run(f"{LITTLE_PROGRESS}, {words}", numbers["progress"][lengths], LITTLE),
+        runs.below_over_seeds(f"{LITTLE_PROGRESS}, {words}", numbers["progress"][lengths], LITTLE),
         *(runs.exceeds_over_seeds(f"{claim}, {words}", differences[claim]) for claim in SLOWER),
         *ours(*(runs.exceeds_over_seeds(f"{claim}, {words}", differences[claim]) for claim in (*OUR_SLOWER, FARTHER))),
     ]

@@ -32,7 +32,7 @@ from ...drawing import STYLES
 from ...enumeration import END, autoregressive, target_gradients
 from ...zoo import Cell, get
 from ..runs import curve
-from ..study import Check, Figure, Numbers, Settings, below, exceeds, mean_exceeds, ours, over_repeats
+from ..study import Check, Figure, Numbers, Settings, at_point, below, exceeds, ours, over_repeats
 
 # First-order policies of many problems at once: sampled completions, and exact divergences between completions.
 #
@@ -373,7 +373,7 @@ def check(numbers: Numbers) -> list[Check]:
     return [
         below("sequence-level estimates are unbiased (largest relative bias)", max(numbers["bias"].values()), 1e-9),
         Check("the token level is biased", f"at least {bias:.1%} of the gradient", bias > 0.01),
-        *(mean_exceeds(claim, x) for claim, x in variance.items()),
+        *(exceeds(claim, x) for claim, x in variance.items()),
         *(_nearer(claim, free, *sides) for claim, sides in NEARER.items()),
         _little_progress("k3 as a token loss makes little progress", free),
         *ours(
@@ -392,8 +392,7 @@ def _over(above: str, under: str) -> str:
 
 def _nearer(claim: str, numbers: Numbers, above: str, under: str, point: int = -1) -> Check:
     """Whether an arm's KL is above another's, in the mean logarithm, at one of the points."""
-    x = numbers["log kl"][_over(above, under)]
-    return exceeds(claim, x["mean"][point], x["error"][point])
+    return exceeds(claim, at_point(numbers["log kl"][_over(above, under)], point))
 
 
 def _at_first(claim: str, numbers: Numbers, above: str, under: str, end: int) -> Check:
@@ -413,5 +412,5 @@ def _apart(claim: str, numbers: Numbers, key: str, unit: str) -> Check:
     """Whether the levels are apart, problem by problem; also reports the means of the arms."""
     ends = [[numbers["arms"][name][key]["mean"][-1] for name in names] for names in (SEQUENCE_LEVEL, TOKEN_LEVEL)]
     sequence, token = (f"{min(x):.1f} to {max(x):.1f}" for x in ends)
-    tested = mean_exceeds(claim, numbers["apart"][key])
+    tested = exceeds(claim, numbers["apart"][key])
     return replace(tested, measured=f"{sequence} {unit} against {token}, {tested.measured}")

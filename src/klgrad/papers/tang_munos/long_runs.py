@@ -2,22 +2,19 @@
 equal KL, and a KL in the reward with divided advantages does not catch up.
 
 The paper leaves long runs open, so all sentences are ours. SmolLM2-135M-Instruct learns sums and differences for 300
-updates, with k3 or k2 as a loss or k1 in the reward at a coefficient of 0.03, and without a KL. Advantages are centred
-in their group and not divided by a standard deviation. k1 in the reward at a coefficient of 0.07 should end about as
-far from the reference as k3 as a loss, after as many updates. Other papers say of the other arms that they collapse or
-fail: k3 in the reward and k1 as a loss, at 0.1 and 1, and k1 in the reward at 0.03 with divided advantages. A run has
-collapsed if it ends with fewer right answers than it began with, or if its weights were not finite before the last
-update. Arms are compared seed by seed. Design, tables and limits: docs/experiments.md.
+updates, at a coefficient of 0.03 where it is not said. Advantages are centred in their group and not divided by a
+standard deviation, but in one arm. Other papers say of k3 in the reward, k1 as a loss and divided advantages that they
+collapse or fail. A run has collapsed if it ends with fewer right answers than it began with, or if its weights were not
+finite before the last update. Arms are compared seed by seed. Design and limits: docs/experiments/reward-and-kl.md.
 """
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from ...drawing import BLACK, BLUE, PURPLE, SKY, STYLES, VERMILION
 from .. import runs
-from ..study import Axes, Check, Experiment, Figure, Numbers, Settings, ours
+from ..study import Axes, Check, Experiment, Figure, Numbers, Settings, columns, ours
 
 LABELS = {
     "k3-loss": ("k3 as loss", STYLES["k3-loss"][0], "^"),
@@ -68,7 +65,7 @@ def _over_kl(numbers: Numbers, axis: Axes, arms: dict[str, tuple[str, str, str]]
     for arm, (label, colour, mark) in arms.items():
         if own := [point for point in numbers["points"] if point["name"] == arm]:
             look = {"ms": 4, "color": colour, "mfc": "none", "lw": 0, "label": label}
-            axis.plot([p["kl"] for p in own], [p["correct_in"] for p in own], mark, **look)
+            axis.plot(*columns(own, "kl", "correct_in"), mark, **look)
     axis.set_xlabel("KL(π‖ref) per completion, nats")
 
 
@@ -102,63 +99,38 @@ MARGIN = 0.05
 SETTLED = 0.05
 """Of the KL. Growth in proportion to the updates would add a ninth from 270 to 300."""
 
-SeedMean = dict[str, float]
-
 
 def run(settings: Settings) -> Numbers:
-    """Every arm early, at the end and over updates, the differences of all pairs, and the growth of the KL."""
-    rows = [row for row in runs.rows_of(EXPERIMENT, settings) if all(math.isfinite(float(row[c])) for c in SHOWN)]
-    at = {str(update): runs.summaries(runs.at_update(rows, update), COLUMNS, runs.arm_of) for update in (EARLY, LAST)}
-    start = {column: runs.at_start(rows, column) for column in COLUMNS}
-    trained = [row for row in rows if row["update"] != "0"]
-    by_arm = runs.grouped(trained, runs.arm_of)
+    """Every arm early and at the end, the differences of all pairs, and the growth of the KL."""
+    rows = [row for row in runs.rows_of(EXPERIMENT, settings) if all(math.isfinite(row[c]) for c in SHOWN)]
+    trained, start = [row for row in rows if row["update"]], runs.at_start(rows, RIGHT)["mean"]
+    by_arm, of_trained = (runs.grouped(each, runs.ARM) for each in (rows, trained))
+    at = lambda arm, update: runs.at_update(by_arm.get(arm, []), update)
+    less = lambda one, other, column: {
+        str(update): runs.difference(at(one, update), at(other, update), column) for update in (EARLY, LAST)
+    }
+    behind = lambda update: runs.gaps(at(K1, update), at(DIVIDED, update), RIGHT)
     return {
         "made": runs.provenance(rows),
-        "start": start,
-        "at": at,
-        "failures": runs.failures(rows, LAST, runs.arm_of),
-        "pairs": {_pair(*pair): _differences(by_arm, *pair) for pair in PAIRS},
-        "gained": {arm: _gained(group) for arm, group in runs.grouped(rows, runs.arm_of).items()},
-        "caught up": _caught_up(by_arm),
-        "equal_kl": {_pair(*pair): _gap(by_arm, pair, start[RIGHT]["mean"]) for pair in AT_EQUAL_KL},
-        "growth": {arm: _growth(group) for arm, group in by_arm.items()},
-        "paths": {column: runs.paths(rows, column, runs.arm_of) for column in SHOWN},
-        "points": runs.runs_of(trained, runs.arm_of),
+        "at": {str(u): runs.summaries(runs.at_update(rows, u), COLUMNS, runs.ARM) for u in (EARLY, LAST)},
+        "failures": runs.failures(rows, LAST, runs.ARM),
+        "pairs": {f"{one} {other}": {c: less(one, other, c) for c in (RIGHT, KL)} for one, other in PAIRS},
+        "gained": {
+            arm: {str(u): runs.difference(at(arm, LAST), at(arm, u), RIGHT) for u in (0, EARLY)} for arm in WORDS
+        },
+        "caught up": runs.difference(behind(EARLY), behind(LAST), "gap"),
+        "equal_kl": {f"{one} {other}": _gap(of_trained, one, other, start) for one, other in AT_EQUAL_KL},
+        "growth": {arm: runs.excess(at(arm, LAST), at(arm, BEFORE_LAST), KL) for arm in WORDS},
+        "paths": {column: runs.paths(rows, column, runs.ARM) for column in SHOWN},
+        "points": runs.points_of(trained, runs.ARM),
     }
 
 
-def _pair(one: str, other: str) -> str:
-    return f"{one} {other}"
-
-
-def _differences(by_arm: dict[str, list[runs.Row]], one: str, other: str) -> Numbers:
-    """The first arm less the second, seed by seed, by column and update; None without runs of both."""
-    ends = lambda arm, update: runs.at_update(by_arm.get(arm, []), update)
-    less = lambda column, update: runs.paired_if_run(ends(one, update), ends(other, update), column)
-    return {column: {str(update): less(column, update) for update in (EARLY, LAST)} for column in (RIGHT, KL)}
-
-
-def _gained(rows: list[runs.Row]) -> dict[str, SeedMean | None]:
-    """Right answers at the end less those before training and less those early, seed by seed."""
-    end = runs.at_update(rows, LAST)
-    return {str(update): runs.paired_if_run(end, runs.at_update(rows, update), RIGHT) for update in (0, EARLY)}
-
-
-def _caught_up(by_arm: dict[str, list[runs.Row]]) -> SeedMean | None:
-    """By how much the distance of `DIVIDED` from `K1` is smaller at the end than early, seed by seed."""
-    ends = lambda update: (runs.at_update(by_arm.get(arm, []), update) for arm in (K1, DIVIDED))
-    behind = lambda update: runs.gaps_by_seed(*ends(update), column=RIGHT)
-    return runs.paired_if_run(behind(EARLY), behind(LAST), "gap")
-
-
-def _gap(by_arm: dict[str, list[runs.Row]], pair: tuple[str, str], start: float) -> SeedMean | None:
+def _gap(by_arm: dict[str, list[runs.Row]], one: str, other: str, start: float) -> Numbers:
     """With whether both arms have evaluations as near to ref as the KL at which they are compared."""
-    one, other = (by_arm.get(arm, []) for arm in pair)
-    gap = runs.gap_at_equal_kl(_risen(one), _risen(other), start)
-    if not gap:
-        return None
-    nearest = max(min(float(row[KL]) for row in rows) for rows in (one, other))
-    return gap | {"measured": gap["kl"] >= nearest}
+    own, others = (_risen(by_arm.get(arm, [])) for arm in (one, other))
+    gap = runs.gap_at_equal_kl(own, others, start)
+    return gap | {"measured": all(any(row[KL] <= gap["kl"] for row in rows) for rows in (own, others))}
 
 
 def _risen(rows: list[runs.Row]) -> list[runs.Row]:
@@ -168,74 +140,71 @@ def _risen(rows: list[runs.Row]) -> list[runs.Row]:
     out such a run as a whole.
     """
     records = []
-    for own in runs.grouped(rows, runs.seed_of).values():
+    for own in runs.grouped(rows, runs.SEED).values():
         highest = 0.0
-        for row in sorted(own, key=lambda row: int(row["update"])):
-            if float(row[KL]) > highest:
-                highest = float(row[KL])
+        for row in sorted(own, key=lambda row: row["update"]):
+            if row[KL] > highest:
+                highest = row[KL]
                 records.append(row)
     return records
 
 
-def _growth(rows: Sequence[runs.Row]) -> SeedMean | None:
-    """The share by which the KL grows between the last two evaluations, seed by seed; None without a seed."""
-    return runs.mean_of(
-        runs.excess_by_seed(runs.at_update(rows, LAST), runs.at_update(rows, BEFORE_LAST), KL), "excess"
-    )
-
-
 def check(numbers: Numbers) -> list[Check]:
     """Answers to our questions; a sentence whose runs are missing is undecided."""
-    checks = [_order(numbers, RIGHT, "right answers"), _order(numbers, KL, "KL")]
-    checks += [_no_collapse(numbers, arm) for arm in WORDS]
-    checks += [_later(numbers, arm) for arm in WORDS]
-    checks += [_at_equal_kl(numbers, *pair) for pair in AT_EQUAL_KL]
-    checks += [*_poor(numbers), *_divided(numbers)]
-    growth = numbers["growth"].get(K3)
-    grows = "the KL of k3 as loss still grows from 270 to 300 updates"
-    settles = "the KL of k3 as loss has settled: it grows by less than a twentieth from 270 to 300 updates"
-    return ours(*checks, runs.exceeds_over_seeds(grows, growth), runs.below_if_run(settles, growth, SETTLED))
-
-
-def _poor(numbers: Numbers) -> Iterator[Check]:
-    for arm in FEWER:
-        less = numbers["pairs"][_pair(arm, NONE)][RIGHT][str(LAST)]
-        fewer = {**less, "difference": -less["difference"]} if less else None
-        claim = f"{WORDS[arm]} answers fewer right than {WORDS[NONE]} at 300 updates"
-        yield runs.exceeds_over_seeds(claim, fewer)
-
-
-def _divided(numbers: Numbers) -> Iterator[Check]:
-    apart = numbers["pairs"][_pair(DIVIDED, K1)][RIGHT][str(LAST)]
-    claim = f"{WORDS[DIVIDED]} catches up with {WORDS[K1]} by 300 updates, within 0.05"
-    yield runs.equal_over_seeds(claim, apart, MARGIN)
-    claim = f"{WORDS[DIVIDED]} is less far behind {WORDS[K1]} at 300 updates than at 60"
-    yield runs.exceeds_over_seeds(claim, numbers["caught up"])
+    growth, pairs, gained = numbers["growth"][K3], numbers["pairs"], numbers["gained"]
+    fewer = lambda gap: {**gap, "mean": -gap["mean"]} if gap["seeds"] else gap
+    return ours(
+        _order(numbers, RIGHT, "right answers"),
+        _order(numbers, KL, "KL"),
+        *(_no_collapse(numbers, arm) for arm in WORDS),
+        *(
+            runs.exceeds_over_seeds(
+                f"{WORDS[arm]} answers more right at 300 updates than at 60", gained[arm][str(EARLY)]
+            )
+            for arm in WORDS
+        ),
+        *(_at_equal_kl(numbers, *pair) for pair in AT_EQUAL_KL),
+        *(
+            runs.exceeds_over_seeds(
+                f"{WORDS[arm]} answers fewer right than {WORDS[NONE]} at 300 updates",
+                fewer(pairs[f"{arm} {NONE}"][RIGHT][str(LAST)]),
+            )
+            for arm in FEWER
+        ),
+        runs.equal_over_seeds(
+            f"{WORDS[DIVIDED]} catches up with {WORDS[K1]} by 300 updates, within 0.05",
+            pairs[f"{DIVIDED} {K1}"][RIGHT][str(LAST)],
+            MARGIN,
+        ),
+        runs.exceeds_over_seeds(
+            f"{WORDS[DIVIDED]} is less far behind {WORDS[K1]} at 300 updates than at 60", numbers["caught up"]
+        ),
+        runs.exceeds_over_seeds("the KL of k3 as loss still grows from 270 to 300 updates", growth),
+        runs.below_over_seeds(
+            "the KL of k3 as loss has settled: it grows by less than a twentieth from 270 to 300 updates",
+            growth,
+            SETTLED,
+        ),
+    )
 
 
 def _order(numbers: Numbers, column: str, words: str) -> Check:
     """Whether all pairs that differ early differ in the same direction at the end, by the pair that says so least."""
     claim, kept = f"the order of {words} at 60 updates holds at 300", {}
-    for pair in (_pair(*each) for each in ORDERED):
-        early, last = (numbers["pairs"][pair][column][str(update)] for update in (EARLY, LAST))
-        if early is None or last is None:
-            return runs.undecided_without_runs(claim)
-        sign = math.copysign(1, early["difference"])
-        if runs.counts({**early, "difference": abs(early["difference"])}):
-            kept[pair] = {**last, "difference": sign * last["difference"]}
+    for one, other in ORDERED:
+        early, last = (numbers["pairs"][f"{one} {other}"][column][str(update)] for update in (EARLY, LAST))
+        if not early["seeds"] or not last["seeds"]:
+            return runs.undecided(claim)
+        if runs.differs(early):
+            kept[one, other] = {**last, "mean": math.copysign(1, early["mean"]) * last["mean"]}
     if not kept:
         return Check(claim, "no value: no two arms differ at 60 updates", holds=False, decided=False)
     judged = {pair: runs.exceeds_over_seeds(claim, gap) for pair, gap in kept.items()}
     # First a pair that contradicts the order, then one that is undecided, then the smallest difference in errors.
-    key = lambda pair: (judged[pair].holds, not judged[pair].decided, _in_errors(kept[pair]))
-    pair = min(judged, key=key)
-    one, other = (WORDS[arm] for arm in pair.split())
-    measured = f"least clear of {len(kept)} pairs, {one} and {other}: {judged[pair].measured}"
-    return Check(claim, measured, judged[pair].holds, judged[pair].decided)
-
-
-def _in_errors(gap: SeedMean) -> float:
-    return gap["difference"] / gap["error"] if gap["error"] else math.inf * gap["difference"]
+    key = lambda pair: (judged[pair].holds, not judged[pair].decided, kept[pair]["mean"] / kept[pair]["error"])
+    one, other = min(judged, key=key)
+    measured = f"least clear of {len(kept)} pairs, {WORDS[one]} and {WORDS[other]}: {judged[one, other].measured}"
+    return replace(judged[one, other], measured=measured, chance=None)
 
 
 def _no_collapse(numbers: Numbers, arm: str) -> Check:
@@ -244,12 +213,7 @@ def _no_collapse(numbers: Numbers, arm: str) -> Check:
     if failed and failed["stopped"]:
         measured = f"weights were not finite in {failed['stopped']} of {failed['runs']} runs"
         return Check(claim, measured, holds=False)
-    return runs.exceeds_over_seeds(claim, numbers["gained"].get(arm, {}).get("0"))
-
-
-def _later(numbers: Numbers, arm: str) -> Check:
-    gained = numbers["gained"].get(arm, {}).get(str(EARLY))
-    return runs.exceeds_over_seeds(f"{WORDS[arm]} answers more right at 300 updates than at 60", gained)
+    return runs.exceeds_over_seeds(claim, numbers["gained"][arm]["0"])
 
 
 def _at_equal_kl(numbers: Numbers, one: str, other: str) -> Check:
@@ -257,13 +221,12 @@ def _at_equal_kl(numbers: Numbers, one: str, other: str) -> Check:
 
     Where an arm has no evaluation so near to ref, the error is not that of its curve, and the chance is not known.
     """
-    gap = numbers["equal_kl"][_pair(one, other)]
+    gap = numbers["equal_kl"][f"{one} {other}"]
     if other == NONE:
-        claim = f"at equal KL, {WORDS[one]} answers more right than no KL"
-        judged = runs.exceeds_over_seeds(claim, gap)
+        judged = runs.exceeds_over_seeds(f"at equal KL, {WORDS[one]} answers more right than no KL", gap)
     else:
         claim = f"at equal KL, {WORDS[one]} and {WORDS[other]} answer equally many right, within 0.05"
         judged = runs.equal_over_seeds(claim, gap, MARGIN)
-    if not gap or gap["measured"]:
+    if gap["measured"] or not gap["seeds"]:
         return judged
     return replace(judged, measured=f"{judged.measured}; one curve has no evaluation there", chance=None)

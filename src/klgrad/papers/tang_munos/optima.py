@@ -9,19 +9,7 @@ from torch import Tensor
 
 from ...core.regularizers import forward_optimum, reverse_optimum
 from ...drawing import BLACK, ORANGE, style
-from ..study import (
-    Axes,
-    Check,
-    Comparison,
-    Figure,
-    Numbers,
-    Settings,
-    all_exceed,
-    mean_exceeds,
-    no_gain,
-    ours,
-    over_repeats,
-)
+from ..study import Axes, Check, Comparison, Figure, Numbers, Settings, columns, exceeds, no_gain, ours, over_repeats
 from . import bandits
 
 # KL-regularised reward maximisation on many bandits: the simulation behind figures 4, 5 and 6.
@@ -44,12 +32,23 @@ ENOUGH = 1000
 class Paths:
     """KL(π‖π*) and KL(π‖π*_rev) over KL(ref‖π*), each (methods, points, repeats)."""
 
+    methods: Sequence[str]
     to_optimum: Tensor
     to_forward_optimum: Tensor
 
-    def converged(self, of: Tensor) -> Tensor:
-        """(methods, repeats) mean over the tail."""
-        return of[:, -max(1, int(TAIL * of.shape[1])) :].mean(1)
+    @property
+    def ends(self) -> dict[str, Tensor]:
+        """By method the mean over the tail of the way to π*."""
+        return dict(zip(self.methods, _tail(self.to_optimum), strict=True))
+
+    @property
+    def forward_ends(self) -> dict[str, Tensor]:
+        """By method the same of the way to π*_rev."""
+        return dict(zip(self.methods, _tail(self.to_forward_optimum), strict=True))
+
+
+def _tail(path: Tensor) -> Tensor:
+    return path[:, -max(1, int(TAIL * path.shape[1])) :].mean(1)
 
 
 @cache
@@ -70,7 +69,7 @@ def simulate(settings: Settings, samples: int, beta: float, steps: int, methods:
         counts = bandits.count(p, samples, generator)
         gain = _reward_gradient(methods, reward, counts, p)
         logits = logits + bandits.RATE * (gain - beta * bandits.estimated_gradients(methods, logp - ref, counts, p))
-    return Paths(*torch.stack(seen, 2))
+    return Paths(methods, *torch.stack(seen, 2))
 
 
 def optima_apart(settings: Settings, beta: float) -> Tensor:
@@ -124,10 +123,8 @@ class Fig4:
             )
             for beta in BETAS
         }
-        main = paths[BETA].to_optimum
-        ends = {beta: dict(zip(methods, x.converged(x.to_optimum), strict=True)) for beta, x in paths.items()}
-        slow = simulate(settings, DEFAULT, BETAS[0], LONG)
-        long = dict(zip(METHODS, slow.converged(slow.to_optimum), strict=True))
+        main, ends = paths[BETA].to_optimum, {beta: x.ends for beta, x in paths.items()}
+        long = simulate(settings, DEFAULT, BETAS[0], LONG).ends
         return {
             "steps": [EVERY * i for i in range(main.shape[1])],
             "problems": main.shape[-1],
@@ -152,15 +149,15 @@ class Fig4:
         end, worse = numbers["log end over start"], numbers["log k3 over vanilla"]
         approach = ["exact", "k1-reward", "k1-reward-leave-one-out"]
         return [
-            *(mean_exceeds(f"{name} approaches π*", end[name], sign=-1) for name in approach),
-            mean_exceeds("k1 as loss ends further from π* than it began", end["k1-loss"]),
-            no_gain("k3 as loss ends no nearer π* than it began", -end["k3-loss"]["mean"], end["k3-loss"]["error"]),
-            mean_exceeds("k3 as loss ends further from π* than vanilla", worse[str(BETA)]),
-            mean_exceeds("leave-one-out ends nearer than vanilla", numbers["log vanilla over leave-one-out"]),
+            *(exceeds(f"{name} approaches π*", end[name], sign=-1) for name in approach),
+            exceeds("k1 as loss ends further from π* than it began", end["k1-loss"]),
+            no_gain("k3 as loss ends no nearer π* than it began", end["k3-loss"], sign=-1),
+            exceeds("k3 as loss ends further from π* than vanilla", worse[str(BETA)]),
+            exceeds("leave-one-out ends nearer than vanilla", numbers["log vanilla over leave-one-out"]),
             *ours(
-                all_exceed(
+                exceeds(
                     f"k3 as loss ends further from π* than vanilla at every β from {BETAS[1]:g} to {BETAS[-1]:g}",
-                    [(worse[str(beta)]["mean"], worse[str(beta)]["error"]) for beta in BETAS[1:]],
+                    *(worse[str(beta)] for beta in BETAS[1:]),
                 ),
                 *_sweep(numbers),
             ),
@@ -191,21 +188,24 @@ class Fig4:
         figure.legend(*paths.get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize=8)
 
     def compare(self, numbers: Numbers) -> Comparison:
-        """Where each arm ends, by β."""
-        rows = {name: [x["mean"] for x in ends] for name, ends in numbers["converged"].items()}
-        return Comparison("KL(π‖π*) / KL(ref‖π*) at the end", [f"β = {beta:g}" for beta in numbers["betas"]], rows)
+        return _ends(numbers, [f"β = {beta:g}" for beta in numbers["betas"]])
+
+
+def _ends(numbers: Numbers, columns: list[str]) -> Comparison:
+    """Where each arm ends."""
+    rows = {name: [x["mean"] for x in ends] for name, ends in numbers["converged"].items()}
+    return Comparison("KL(π‖π*) / KL(ref‖π*) at the end", columns, rows)
 
 
 def _sweep(numbers: Numbers) -> list[Check]:
     """For which β k3 as a loss ends no nearer π* than it began, and why."""
     lost = numbers["log end over start, k3"]
-    inside = lost[str(INSIDE)]
     below = f"after {LONG} steps at β = {BETAS[0]:g} the mean of k3 as loss is below vanilla's"
     return [
-        no_gain(f"k3 as loss ends no nearer π* at β = {INSIDE:g} either", -inside["mean"], inside["error"]),
+        no_gain(f"k3 as loss ends no nearer π* at β = {INSIDE:g} either", lost[str(INSIDE)], sign=-1),
         *(_mean_no_nearer(numbers, beta) for beta in EDGES),
-        *(mean_exceeds(f"k3 as loss does approach π* at β = {beta:g}", lost[str(beta)], sign=-1) for beta in NEARER),
-        mean_exceeds(below, numbers["vanilla minus k3, long"]),
+        *(exceeds(f"k3 as loss does approach π* at β = {beta:g}", lost[str(beta)], sign=-1) for beta in NEARER),
+        exceeds(below, numbers["vanilla minus k3, long"]),
         _target(numbers, "further from", [beta for beta in BETAS if beta not in NEARER]),
         _target(numbers, "nearer", NEARER),
     ]
@@ -216,7 +216,7 @@ def _target(numbers: Numbers, place: str, betas: Sequence[float]) -> Check:
     ratios = [numbers["optima apart"][numbers["betas"].index(beta)] for beta in betas]
     sign = 1 if place == "further from" else -1
     claim = f"π*_rev is {place} π* than ref is at β = {', '.join(f'{beta:g}' for beta in betas)}"
-    judged = all_exceed(claim, [(sign * (x["mean"] - 1), x["error"]) for x in ratios])
+    judged = exceeds(claim, *({**x, "mean": x["mean"] - 1} for x in ratios), sign=sign)
     means = ", ".join(f"{x['mean']:.2f}" for x in ratios)
     return replace(judged, measured=f"{means} of its KL, {judged.measured}")
 
@@ -255,8 +255,8 @@ class Fig5:
         methods = (*METHODS, *settings.arms)
         paths = {n: simulate(settings, n, BETA, settings.size(3000, 400), methods) for n in FIG5_SAMPLES}
         other = {n: simulate(settings, n, OTHER_BETA, settings.size(1000, 200), ("k3-loss",)) for n in (4, 64)}
-        few, many = (other[n].converged(other[n].to_optimum)[0] for n in (4, 64))
-        ends = {n: dict(zip(methods, x.converged(x.to_optimum), strict=True)) for n, x in paths.items()}
+        few, many = (other[n].ends["k3-loss"] for n in (4, 64))
+        ends = {n: x.ends for n, x in paths.items()}
         first, last = ends[FIG5_SAMPLES[0]], ends[FIG5_SAMPLES[-1]]
         return {
             "samples": FIG5_SAMPLES,
@@ -269,29 +269,21 @@ class Fig5:
 
     def check(self, numbers: Numbers) -> list[Check]:
         gained = numbers["log first over last"]
-        k3, other = gained["k3-loss"], numbers["log first over last, k3, other β"]
+        other = numbers["log first over last, k3, other β"]
         return [
-            mean_exceeds("vanilla ends nearer π* with 64 samples than with 4", gained["k1-reward"]),
-            mean_exceeds("leave-one-out does too", gained["k1-reward-leave-one-out"]),
-            no_gain("k3 as loss gains nothing", k3["mean"], k3["error"]),
-            mean_exceeds("at 64 samples k3 as loss is further from π* than vanilla", numbers["log k3 over vanilla"]),
-            *ours(mean_exceeds(f"at β = {OTHER_BETA:g} k3 as loss does gain", other)),
+            exceeds("vanilla ends nearer π* with 64 samples than with 4", gained["k1-reward"]),
+            exceeds("leave-one-out does too", gained["k1-reward-leave-one-out"]),
+            no_gain("k3 as loss gains nothing", gained["k3-loss"]),
+            exceeds("at 64 samples k3 as loss is further from π* than vanilla", numbers["log k3 over vanilla"]),
+            *ours(exceeds(f"at β = {OTHER_BETA:g} k3 as loss does gain", other)),
         ]
 
     def draw(self, numbers: Numbers, figure: Figure) -> None:
         """Converged KL against n."""
         axis = figure.subplots()
         for name, look in bandits.looks(numbers["converged"]).items():
-            ends = numbers["converged"][name]
-            axis.errorbar(
-                numbers["samples"],
-                [x["mean"] for x in ends],
-                [x["error"] for x in ends],
-                marker="o",
-                ms=4,
-                capsize=3,
-                **look,
-            )
+            mean, error = columns(numbers["converged"][name], "mean", "error")
+            axis.errorbar(numbers["samples"], mean, error, marker="o", ms=4, capsize=3, **look)
         axis.axhline(1, color="#999999", lw=0.8)
         axis.set(xscale="log", yscale="log", xlabel="samples n", ylabel="KL(π‖π*) / KL(ref‖π*) at the end")
         axis.set_xticks(numbers["samples"], [str(n) for n in numbers["samples"]])
@@ -300,9 +292,7 @@ class Fig5:
         axis.legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
 
     def compare(self, numbers: Numbers) -> Comparison:
-        """Where each arm ends, by the number of samples."""
-        rows = {name: [x["mean"] for x in ends] for name, ends in numbers["converged"].items()}
-        return Comparison("KL(π‖π*) / KL(ref‖π*) at the end", [f"n = {n}" for n in numbers["samples"]], rows)
+        return _ends(numbers, [f"n = {n}" for n in numbers["samples"]])
 
 
 FIG6_SAMPLES = [4, 16, 64, 256]
@@ -325,8 +315,8 @@ class Fig6:
         # At a small β the reward's pull is weak and the way long: too long for a quick run.
         betas = OTHER_BETAS if not settings.quick else OTHER_BETAS[-1:]
         swept = {beta: simulate(settings, 64, beta, steps, METHOD) for beta in betas}
-        star = {n: x.converged(x.to_optimum)[0] for n, x in paths.items()}
-        star_rev = {n: x.converged(x.to_forward_optimum)[0] for n, x in paths.items()}
+        star = {n: x.ends["k3-loss"] for n, x in paths.items()}
+        star_rev = {n: x.forward_ends["k3-loss"] for n, x in paths.items()}
         first, last = FIG6_SAMPLES[0], FIG6_SAMPLES[-1]
         return {
             "samples": FIG6_SAMPLES,
@@ -334,7 +324,7 @@ class Fig6:
             "to π*": [_quartiles(star[n]) for n in FIG6_SAMPLES],
             "to π*_rev": [_quartiles(star_rev[n]) for n in FIG6_SAMPLES],
             "log π* over π*_rev, other β": {
-                str(beta): over_repeats((x.converged(x.to_optimum) / x.converged(x.to_forward_optimum))[0].log())
+                str(beta): over_repeats((x.ends["k3-loss"] / x.forward_ends["k3-loss"]).log())
                 for beta, x in swept.items()
             },
             "log π* over π*_rev, last": over_repeats((star[last] / star_rev[last]).log()),
@@ -343,13 +333,13 @@ class Fig6:
         }
 
     def check(self, numbers: Numbers) -> list[Check]:
-        stuck, others = numbers["log first over last, π*"], numbers["log π* over π*_rev, other β"]
+        others = numbers["log π* over π*_rev, other β"]
         at_last = f"at n = {FIG6_SAMPLES[-1]} it is nearer π*_rev than π*"
         return [
-            mean_exceeds(at_last, numbers["log π* over π*_rev, last"]),
-            mean_exceeds("with more samples it comes nearer π*_rev", numbers["log first over last, π*_rev"]),
-            no_gain("and not nearer π*", stuck["mean"], stuck["error"]),
-            *ours(*(mean_exceeds(f"nearer π*_rev than π* at β = {beta}", x) for beta, x in others.items())),
+            exceeds(at_last, numbers["log π* over π*_rev, last"]),
+            exceeds("with more samples it comes nearer π*_rev", numbers["log first over last, π*_rev"]),
+            no_gain("and not nearer π*", numbers["log first over last, π*"]),
+            *ours(*(exceeds(f"nearer π*_rev than π* at β = {beta}", x) for beta, x in others.items())),
         ]
 
     def draw(self, numbers: Numbers, figure: Figure) -> None:
