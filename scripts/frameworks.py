@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from klgrad.audit import audit, policy_page as policies
+from klgrad.audit import audit, policy_sentences as policies
 from klgrad.audit.policy import PolicyResult, audit_whole
 from klgrad.audit.sentences import summary
 from klgrad.audit.terminal import COLUMNS, cells_of, markdown_table
@@ -55,7 +55,7 @@ def main(names: list[str]) -> None:
             history=[] if earlier is None else earlier.history_before(framework.version),
         )
         known.write(RECORDS)
-        page = _head(framework, date) + markdown_table(rows) + (_policy_losses(name, whole) if whole else "")
+        page = _head(framework, date) + markdown_table(rows, COLUMNS) + (_policy_losses(name, whole) if whole else "")
         (PAGES / f"{name}.md").write_text(page, encoding="utf-8")
 
 

@@ -94,7 +94,7 @@ def _log() -> str:
     from logs.synthetic import sampled, write
 
     write(Path("log.npz"), sampled("top-p", 0.9, rows=64, tokens=20))
-    return as_json(printed("logs", "log.npz", "--json", "-"))
+    return as_json(printed("logs", "log.npz", "--cell", "k3-loss", "--json", "-"))
 
 
 def _studies() -> str:

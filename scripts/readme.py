@@ -30,10 +30,9 @@ import torch
 import which_term
 from reference.text import table
 
-from klgrad.audit import audit, load, policy_page as policies
+from klgrad.audit import advice, audit, load, policy_sentences as policies
 from klgrad.audit.policy import audit_whole
-from klgrad.audit.sentences import report
-from klgrad.audit.terminal import markdown_table
+from klgrad.audit.terminal import COLUMNS, markdown_table
 from klgrad.frameworks import FRAMEWORKS, recorded
 from klgrad.policy_losses import POLICY_LOSSES
 
@@ -45,7 +44,7 @@ EXPERIMENTS = DOCS / "experiments"
 DEFAULTS = ("trl", "verl", "openrlhf", "skyrl", "ms-swift")
 """Frameworks in the README."""
 
-SHOWN_PARTS = ("in short", "divergence", "looks ahead", "ratio", "stale samples", "unit", "coefficient")
+SHOWN_PARTS = ("KL(π‖ref)?", "divergence", "looks ahead", "samples", "stale samples", "unit", "coefficient")
 """Lines of an audit in the README."""
 
 SHOWN_LINES = ("KL in the loss", "Fresh samples", "actor_rollout_ref.actor.kl_loss_type=")
@@ -55,7 +54,7 @@ SHOWN_LINES = ("KL in the loss", "Fresh samples", "actor_rollout_ref.actor.kl_lo
 def commands() -> str:
     """Some lines of the output of both commands."""
     result = audit(load(str(ROOT / "examples/losses.py:grpo_k3")))
-    parts = {"in short": result.advice.finding, **dict(report(result.anatomy))}
+    parts = dict(advice.rows(result))
     of_loss = [f"{name:<14} {parts[name]}" for name in SHOWN_PARTS]
     command = ("advise", "--config", "examples/verl/run.sh")
     printed = subprocess.run(
@@ -166,7 +165,7 @@ def frameworks() -> str:
         rows = {row[0]: row for row in known.rows}
         shown += [rows[setting] for setting in SHOWN_SETTINGS if setting in rows]
     audited = [f"Audited on {date}, {of}: {', '.join(pages)}.\n" for (of, date), pages in made.items()]
-    return "\n".join([*audited, markdown_table(shown)])
+    return "\n".join([*audited, markdown_table(shown, COLUMNS)])
 
 
 BENCHMARKS = ROOT / "benchmarks" / "results"

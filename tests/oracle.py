@@ -34,6 +34,12 @@ def whole_space(problem: Problem) -> Rollout:
     )
 
 
+def kl_gradients(problem: Problem) -> Tensor:
+    """(N, T, P·V) ∇_θ KL(π‖ref) at the prefix before each token, by autograd."""
+    kl = lambda logits: (moved := problem.with_logits(logits)).at_tokens(moved.prefix_kl())
+    return torch.autograd.functional.jacobian(kl, problem.logits).flatten(2)
+
+
 def mean_gradient(problem: Problem, coefficient: Tensor) -> Tensor:
     """E_μ[ Σ_t c_t s_t ] for coefficients (N, T) of every completion."""
     per_completion = (coefficient[..., None] * problem.scores).sum(1)

@@ -16,9 +16,9 @@ LOG2 = math.log(2)
 SLOPES = {
     "reverse KL": lambda l: l,
     "forward KL": lambda l: 1 - torch.exp(-l),
-    "half of χ²(π‖ref)": lambda l: torch.exp(l) - 1,
-    "squared Hellinger distance": lambda l: 2 * (1 - torch.exp(-l / 2)),
-    "twice the total variation distance": lambda l: torch.sign(l),
+    "χ² divergence": lambda l: torch.exp(l) - 1,
+    "Hellinger distance": lambda l: 2 * (1 - torch.exp(-l / 2)),
+    "total variation": lambda l: torch.sign(l),
 }
 """f'(u) at u = exp(l), by the words of a report."""
 
@@ -37,7 +37,7 @@ def slope_of(title):
     return lambda l: (1 - order) * (l - torch.logaddexp(torch.full_like(l, math.log(order)), math.log1p(-order) + l))
 
 
-NUMERICAL = "float32|finite number|masked positions (inside|change)|values at masked"
+NUMERICAL = "float32|is empty|masked positions inside|values at masked|log μ/ref"
 """Findings that say nothing of the gradient of live tokens in float64."""
 
 
@@ -62,19 +62,19 @@ class Report:
     def is_quiet(self):
         """Whether nothing is said beside the parts but a constant."""
         others = re.search("probability|temperature", self.rows["divergence"])
-        return not others and all(text.startswith("it has a constant of") for text in self.beside)
+        return not others and all(text.startswith("a constant of") for text in self.beside)
 
     @property
     def constant(self):
-        found = [re.match(r"it has a constant of (\S+)", text) for text in self.beside]
+        found = [re.match(r"a constant of (\S+)", text) for text in self.beside]
         return next((float(m[1]) for m in found if m), 0.0)
 
     @cached_property
     def own(self):
         """The slope that the divergence line names, up to a positive factor; None if it names none."""
-        text = re.sub(r"; it pushes.*?(?=;|$)|, of (each|whole) [^;]*", "", self.rows["divergence"])
-        text, *edges = re.split(r"; (?=below|above)", text)
-        if text.startswith(("none", "one of its own", "nothing where", "nothing but", "not known")):
+        text = re.sub(r"; it pushes.*|, of (each|whole) .*", "", self.rows["divergence"])
+        text = re.split(r" where |, constant ", text)[0]
+        if text.startswith(("none", "a divergence of its own", "nothing", "not known")):
             return None
         sign = 1.0
         if text.startswith("climbs the "):
@@ -88,10 +88,16 @@ class Report:
                 factor, word = factor * float(times[1]), word[times.end() :]
             slopes.append((sign * factor, slope_of(word)))
         total = lambda l: sum(factor * slope(l) for factor, slope in slopes)
-        for edge in ", ".join(edges).split(", "):
-            m = re.match(r"(below|above) log π/ref = (\S+) (?:no pull|a constant pull of (\S+))", edge)
-            if m:
-                total = _cut(total, m[1], float(m[2]), float(m[3] or 0) / (self.scale or 1.0))
+        found = re.search(
+            r"where (?:(\S+) < (?:l_t|L) < (\S+)|(?:l_t|L) ([<>]) (\S+)), else (.*?)(?=[),]|$)",
+            self.rows["coefficient"],
+        )
+        if found:
+            low, high, sign, edge, beyond = found.groups()
+            low, high = (edge, None) if sign == ">" else (None, edge) if sign == "<" else (low, high)
+            pulls = beyond.split(" and ")
+            for side, at, pull in (("below", low, pulls[0]), ("above", high, pulls[-1])):
+                total = total if at is None else _cut(total, side, float(at), float(pull) / (self.scale or 1.0))
         return total
 
     @property
@@ -128,6 +134,7 @@ class World:
         self.log_weight = torch.where(self.mask, self.logp - problem.behavior_logp, 0.0).detach()
         self.sampler = problem.behavior_logp.sum(-1).exp()
         self.policy = self.logp.sum(-1).exp()
+        self.ref = problem.ref_logp.sum(-1).exp()
         self.lengths = self.mask.sum(-1).double()
         # of every prefix: log π/ref of each next token
         tables = [torch.log_softmax(x, -1) for x in (self.parameters, problem.ref_logits)]
@@ -236,7 +243,7 @@ def fresh_claim(report, w, size, *, probability=None, weights=None, prefixes=Non
 def _centred(report, claim, w, size):
     """What is left of the scale where the mean of a group includes the completion."""
     text = report.rows["baseline"]
-    if "itself included" not in text:
+    if "the completion included" not in text:
         return claim
     if "detached credit alone" in text:
         return None
@@ -260,8 +267,13 @@ MEANS = {
 
 def stale_claim(report, text, w, size):
     """The gradient that a sentence about samples of another policy names; None if it names none."""
-    if "adds bias" in text or "log π/ref is that of the sampler" in text or not report.is_quiet:
+    if "adds bias" in text or "log μ/ref in the place" in text or not report.is_quiet:
         return None
+    if text == "KL(π‖ref) minus KL(π‖μ)":
+        return Claim(w.by((w.policy * (w.sampler.log() - w.ref.log())).sum()), free=True)
+    if text == "KL(π‖ref) minus KL(π‖μ) on the sampler's prefixes":
+        away = torch.log_softmax(w.problem.behavior_logits, -1) - (w.next - w.next_ratio).detach()
+        return Claim(w.by(w.at_prefixes(w.sampler, (w.next.exp() * away).sum(-1))), free=True)
     main, *rest = text.split("; ")
     drifts = any("adds a drift" in x for x in rest)
     unit = report.weigh(w, size)
@@ -269,9 +281,9 @@ def stale_claim(report, text, w, size):
     up = w.on_scores(w.sampler * unit, torch.ones_like(w.l))
     if main == "nothing":
         return Claim(zero)
-    if main.startswith(("climbs KL(μ‖π)", "descends KL(μ‖π)")):
+    if main.endswith(("climbs KL(μ‖π)", "descends KL(μ‖π)")):
         away = w.by(-(w.sampler * (w.sampler.log() - w.logp.sum(-1))).sum())
-        return Claim(away if main.startswith("climbs") else -away, free=True)
+        return Claim(away if "climbs" in main else -away, free=True)
     mean = re.match(r"(climbs )?the mean of (.*?),? under the sampler", main)
     if mean:
         if mean[2] in MEANS and "mean log π/ref" not in main:
@@ -291,11 +303,11 @@ def stale_claim(report, text, w, size):
                 gradient * (report.scale / near if near and report.scale else 1.0), free=not (near and report.scale)
             )
     elif main == "the same on the sampler's prefixes":
-        weights = None if report.rows["ratio"].startswith("none") else w.log_weight.exp()
+        weights = None if report.rows["samples"].startswith("no ratio") else w.log_weight.exp()
         claim = fresh_claim(report, w, size, probability=w.sampler, weights=weights)
     elif main == "the same":
         claim = fresh_claim(report, w, size)
-        if "π/μ of the tokens so far" in report.rows["ratio"] and any("those of the sampler" in x for x in rest):
+        if "π/μ of the tokens so far" in report.rows["samples"] and any("those of the sampler" in x for x in rest):
             claim = fresh_claim(report, w, size, probability=w.sampler, weights=w.log_weight.cumsum(-1).exp())
     else:
         return None
@@ -327,9 +339,7 @@ def contradiction(report, claim, measured, typical, rounding=1e-6):
     off = float((a - b).norm()) / max(float(a.norm()), float(b.norm()), rounding * typical, 1e-300)
     if claim.drifts:
         return "no drift" if off < rounding else None
-    allowed = (
-        SHORT if "log π/ref =" in report.rows["divergence"] or " x " in report.rows["divergence"] else 10 * rounding
-    )
+    allowed = SHORT if re.search(r" where |constant | x ", report.rows["divergence"]) else 10 * rounding
     return f"{off:.2g} off" if off > allowed else None
 
 

@@ -27,7 +27,7 @@ def pages() -> dict[str, str]:
 
 
 def _page(target: Target) -> str:
-    parts = [f"# {target.title}\n\n{target.sentence}\n\n{_facts(target)}"]
+    parts = [f"# {target.title}\n\n{_facts(target)}"]
     for title, lines in (
         ("Losses of the zoo that have it", _losses(target)),
         ("Terms that have it", _terms(target)),

@@ -9,7 +9,7 @@ from textwrap import dedent
 from types import ModuleType
 
 from klgrad.audit import AuditResult, audit, catalogue
-from klgrad.audit.advice import notes
+from klgrad.audit.advice import findings
 from klgrad.audit.sentences import report
 from klgrad.core.term import Piece
 from klgrad.targets import TARGETS, Verdict
@@ -63,7 +63,7 @@ def source_of(function: str, module: ModuleType) -> str:
 def link_to_target(verdict: Verdict, folder: str = "../targets/") -> str:
     """A link to the page of a verdict; one that climbs has the page of its target."""
     target = TARGETS[verdict]
-    return f"[{target.title_in_sentence}]({folder}{target.climbed or target.name}.md)"
+    return f"[{target.phrase}]({folder}{target.climbed or target.name}.md)"
 
 
 def verdict_table(name: str) -> str:
@@ -74,7 +74,7 @@ def verdict_table(name: str) -> str:
     ]
     if result.variance is not None and result.variance_near is not None:
         rows.append(("Variance", f"{result.variance:.3g}; {result.variance_near:.3g} near ref"))
-    rows += [("Notes", "; ".join(notes(result)))] if notes(result) else []
+    rows += [("Notes", "; ".join(findings(result)))] if findings(result) else []
     return table(("", f"`klgrad audit {name}`"), rows)
 
 

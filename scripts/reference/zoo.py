@@ -70,8 +70,7 @@ def _page(cell: Cell) -> str:
 
 def _targets(cell: Cell) -> str:
     on, off = (TARGETS[x] for x in cell.descends)
-    fresh = f"On fresh samples: {link_to_target(on.name)}. {on.sentence}"
-    return f"{fresh} On stale samples: {link_to_target(off.name)}. {off.sentence}\n"
+    return f"On fresh samples: {link_to_target(on.name)}. On stale samples: {link_to_target(off.name)}.\n"
 
 
 def _terms(cell: Cell) -> str:

@@ -1,6 +1,5 @@
 """Problems small enough to sum over every completion, and the exact gradients of the targets on them."""
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -53,7 +52,12 @@ class CompletionSpace:
     prefixes: int = field(init=False)
 
     def __post_init__(self) -> None:
-        _check_size(self.vocab, self.length)
+        if (most := self.vocab**self.length) > MAX_COMPLETIONS:
+            raise ProblemError(
+                f"at most {MAX_COMPLETIONS} completions",
+                f"{self.vocab} tokens ^ length {self.length} = {most}",
+                "use shorter completions: the number of terms grows exponentially with the length",
+            )
         done: list[tuple[int, ...]] = []
         index: dict[tuple[int, ...], int] = {}
         open_prefixes: list[tuple[int, ...]] = [()]
@@ -76,21 +80,6 @@ class CompletionSpace:
 
     def __len__(self) -> int:
         return len(self.tokens)
-
-
-def _check_size(vocab: int, length: int) -> None:
-    if vocab < 2 or length < 1:
-        raise ProblemError(
-            "vocab >= 2 and length >= 1",
-            f"vocab={vocab}, length={length}",
-            "use a larger vocabulary or longer completions",
-        )
-    if vocab**length > MAX_COMPLETIONS:
-        raise ProblemError(
-            f"at most {MAX_COMPLETIONS} completions",
-            f"{vocab} tokens ^ length {length} = {vocab**length}",
-            "use shorter completions: the number of terms grows exponentially with the length",
-        )
 
 
 # Three tabular policies (π, ref, μ) on one space of completions, which define every expectation.
@@ -182,22 +171,7 @@ class Problem:
     def scores(self) -> Tensor:
         """(N, T, P·V) ∇_θ log π of each token; 0 where masked."""
         token = torch.nn.functional.one_hot(self.space.tokens, self.space.vocab)
-        return self._at_own_prefix(token - torch.softmax(self.logits, -1)[self.space.prefix])
-
-    @cached_property
-    def kl_gradients(self) -> Tensor:
-        """(N, T, P·V) ∇_θ KL(π‖ref) at the prefix before each token."""
-        p, q = torch.log_softmax(self.logits, -1), torch.log_softmax(self.ref_logits, -1)
-        return self._at_own_prefix((p.exp() * (p - q - self.prefix_kl()[:, None]))[self.space.prefix])
-
-    @cached_property
-    def forward_kl_gradients(self) -> Tensor:
-        """(N, T, P·V) ∇_θ KL(ref‖π) at the prefix before each token."""
-        probability = torch.softmax(self.logits, -1)
-        return self._at_own_prefix((probability - torch.softmax(self.ref_logits, -1))[self.space.prefix])
-
-    def _at_own_prefix(self, per_token: Tensor) -> Tensor:
-        """Put (N, T, V) into the block of θ that belongs to the prefix of each token."""
+        per_token = token - torch.softmax(self.logits, -1)[self.space.prefix]
         n, t, v = per_token.shape
         full = torch.zeros(n, t, self.space.prefixes, v, dtype=self.logits.dtype)
         index = self.space.prefix[..., None, None].expand(n, t, 1, v)
@@ -256,16 +230,15 @@ def bandit(arms: int, *, seed: int, away_from_ref: float, off_policy: float = 0.
 # Every group of completions that a sampler can draw, with its probability.
 
 
-def every_group(problem: Problem, size: int, *, ordered: bool = True) -> tuple[Tensor, Tensor]:
+def every_group(problem: Problem, size: int) -> tuple[Tensor, Tensor]:
     """List all groups of independently drawn completions.
 
     Args:
         problem: its sampler draws the completions.
         size: completions per group.
-        ordered: list all N^size groups. Otherwise list one order of each group, with the probability of all orders.
 
     Returns:
-        (M, size) indices into the completions of the problem, and (M,) probabilities, which sum to 1.
+        (N^size, size) indices into the completions of the problem, and probabilities, which sum to 1.
 
     Example:
         >>> from klgrad.enumeration import bandit, every_group
@@ -274,12 +247,8 @@ def every_group(problem: Problem, size: int, *, ordered: bool = True) -> tuple[T
         (torch.Size([9, 2]), 1.0)
     """
     single = torch.arange(len(problem.space))
-    if ordered:
-        members = torch.cartesian_prod(*[single] * size).reshape(-1, size)
-        return members, problem.probability[members].prod(-1)
-    members = torch.combinations(single, size, with_replacement=True)
-    alike = (members[:, :, None] == members[:, None, :]).tril().sum(-1).prod(-1)  # Π of factorials of multiplicities
-    return members, problem.probability[members].prod(-1) * math.factorial(size) / alike
+    members = torch.cartesian_prod(*[single] * size).reshape(-1, size)
+    return members, problem.probability[members].prod(-1)
 
 
 # The limit of large batches, exactly: a batch that holds every group of completions as often as it is likely.
@@ -287,12 +256,6 @@ def every_group(problem: Problem, size: int, *, ordered: bool = True) -> tuple[T
 # The gradient of a loss with statistics over the batch, such as a mean over all its tokens, depends on the size of the
 # batch. If the sampler's probabilities are multiples of one fraction, a finite batch has exactly the proportions of the
 # distribution. The loss of this batch is the loss in the limit of large batches, without extrapolation.
-
-MAX_ROWS = 100_000
-"""Largest batch that is built."""
-
-PROPORTION = 1e-9
-"""A probability that is this near to a multiple of the fraction is one; rounding makes it differ by about 1e-15."""
 
 
 def with_rational_sampler(problem: Problem, parts: int, *, on_policy: bool) -> Problem:
@@ -347,19 +310,13 @@ def population(problem: Problem, size: int, parts: int) -> Tensor:
     """
     exact = problem.probability * parts**problem.space.length
     counts = exact.round()
-    if bool(((exact - counts).abs() > PROPORTION * exact).any()):
+    if not torch.allclose(exact, counts, rtol=1e-9, atol=0.0):  # rounding makes them differ by about 1e-15
         raise ProblemError(
             f"a sampler whose probabilities are multiples of 1/{parts}",
             "other probabilities",
             "move it there by with_rational_sampler",
         )
     rows = torch.arange(len(counts)).repeat_interleave(counts.long())
-    if len(rows) ** size * size > MAX_ROWS:
-        raise ProblemError(
-            f"at most {MAX_ROWS} rows",
-            f"{len(rows)} ^ {size} groups of {size}",
-            "use fewer parts or shorter completions",
-        )
     return torch.cartesian_prod(*[rows] * size).reshape(-1, size)
 
 

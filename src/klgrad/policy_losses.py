@@ -80,7 +80,7 @@ class PolicyParts:
         unit: `sum` over the completion, `completion-mean`, `token-mean` over the batch, `fixed-length`, or `other`.
         centred_score: whether the mean score of the sampler at each prefix is subtracted from the score.
         depends_on: what else the weight depends on: `probability`, where it is a function of π itself too;
-            `several ratios`; `other completions`; empty if nothing.
+            `several ratios`; `vocabulary`; empty if nothing or something else.
 
     Example:
         >>> from klgrad import policy_losses

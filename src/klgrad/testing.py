@@ -4,8 +4,8 @@ from typing import cast
 
 from .audit import AuditResult, Subject, audit, catalogue, load
 from .audit.advice import Difference, differences, remedies
-from .audit.batch import Advantages
 from .audit.call import Settings
+from .audit.probes import Advantages
 from .audit.sentences import parse_parts
 from .audit.subject import as_subject, imports_for
 from .errors import UnknownNameError, VerdictError

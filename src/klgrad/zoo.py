@@ -165,10 +165,10 @@ def live_ratio(rollout: Rollout) -> Tensor:
 
 TOKEN = KLTerm(level="token")
 TOKEN_RATIO = KLTerm(level="token", weighting=ImportanceWeighting("token", bound=None))
-K2_OR_TOKEN = Remedy(use=("k2-loss", TOKEN), why="of each token; KLTerm() is the KL of whole completions")
+K2_OR_TOKEN = Remedy("for the reverse KL of each token", ("k2-loss", TOKEN), "KLTerm() is that of whole completions")
 BOUNDED = Remedy(
     use=(KLTerm(level="token", influence_bound=5.0),),
-    why="the reverse KL, whose coefficient is bounded and zero at ref alone",
+    why="the reverse KL of each token; beyond the bound that you choose its pull is constant, and not 0",
 )
 SUMMED = Remedy(use=(TOKEN,), why="it sums over the completion: divide β by the mean length")
 AFTER_DIVISION = Remedy(
@@ -322,7 +322,7 @@ def k3_sequence_loss(rollout: Rollout) -> Tensor:
 @token_loss(
     "reverse-kl-token",
     "reverse-kl-token-sampler",
-    instead=Remedy(use=(TOKEN_RATIO,), why="the same gradient without cancellation"),
+    instead=Remedy(use=(TOKEN_RATIO,), why="the same gradient, without the float32 error"),
 )
 def ratio_k3_loss(rollout: Rollout) -> Tensor:
     """Ratio times k3, both differentiated: the "unbiased" k3 of DeepSeek-V3.2, TRL's default.
@@ -393,7 +393,7 @@ def stopped_ratio_k3_loss(rollout: Rollout) -> Tensor:
     return token_ratio(rollout) * k3(log_ratio(rollout))
 
 
-@token_loss("unknown", "unknown", instead=Remedy("weight by the token ratio", (TOKEN_RATIO,)))
+@token_loss("unknown", "unknown", instead=Remedy("weight by the token ratio", (TOKEN_RATIO,), "the reverse KL"))
 def mean_ratio_k3_loss(rollout: Rollout) -> Tensor:
     """The completion's geometric-mean ratio (GSPO's), broadcast onto every token's k3, both differentiated.
 
@@ -541,7 +541,11 @@ def k1_token_mean_discounted(rollout: Rollout) -> Tensor:
 @token_loss(
     "reverse-kl-sequence",
     "sum-of-targets",
-    instead=Remedy(use=(KLTerm(weighting=ImportanceWeighting("prefix", bound=None)),)),
+    instead=Remedy(
+        "for samples of an older policy too",
+        (KLTerm(weighting=ImportanceWeighting("prefix", bound=None)),),
+        "it takes log π/ref at the policy that is trained",
+    ),
 )
 def stale_k1_reward(rollout: Rollout) -> Tensor:
     """k1 of the *sampler* against ref, in the reward, under the sequence ratio: frozen at the old policy.

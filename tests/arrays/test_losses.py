@@ -13,8 +13,8 @@ from tolerances import EXACT, SINGLE
 from typer.testing import CliRunner
 
 from klgrad.audit import audit, load, load_every
-from klgrad.audit.batch import from_problem
 from klgrad.audit.call import library_of
+from klgrad.audit.probes import from_problem
 from klgrad.audit.subject import as_subject, evaluate, expected_gradient, find
 from klgrad.cli import app
 from klgrad.errors import LossCallError, VerdictError

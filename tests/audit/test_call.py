@@ -12,8 +12,9 @@ from torch import nn
 
 from klgrad import KLTerm
 from klgrad.audit import audit, load, load_every
-from klgrad.audit.batch import Batch, cases, from_problem
 from klgrad.audit.call import parse_names, parse_settings, prepare, scalar
+from klgrad.audit.probes import Batch, from_problem
+from klgrad.audit.procedure import proof_cases
 from klgrad.audit.subject import Subject, as_subject, every_gradient
 from klgrad.cli.audit import command
 from klgrad.enumeration import autoregressive, every_group
@@ -78,12 +79,8 @@ def test_a_loss_that_shifts_gets_a_prompt_token_in_front(batch):
         picked = logits[:, :-1].log_softmax(-1).gather(-1, labels[:, 1:].clamp(min=0)[..., None]).squeeze(-1)
         return picked * mask[:, 1:]
 
-    def only_logits_longer(logits, input_ids):
-        return logits[:, :-1].log_softmax(-1).gather(-1, input_ids[..., None]).squeeze(-1)
-
-    for loss in (shifts, only_logits_longer):
-        live = torch.where(batch.mask, received(loss, batch) - batch.logp, 0)
-        EXACT.check(float(live.detach().abs().max()), 0.0)
+    live = torch.where(batch.mask, received(shifts, batch) - batch.logp, 0)
+    EXACT.check(float(live.detach().abs().max()), 0.0)
 
 
 def test_a_dictionary_has_every_name(batch):
@@ -372,7 +369,7 @@ def test_the_roles_are_one_list():
 
 
 def test_the_problems_have_logits_of_their_own_log_probs():
-    for case in cases(on_policy=False):
+    for case in proof_cases(False):
         p = case.problem
         batch = from_problem(p, torch.arange(len(p.space))[None], torch.zeros(len(p.space), dtype=torch.float64))
         for logits, logp in ((batch.logits, batch.logp), (batch.ref_logits, batch.ref_logp)):

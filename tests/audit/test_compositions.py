@@ -15,9 +15,10 @@ from tolerances import DIFFERENCE
 
 from klgrad.audit import audit, catalogue
 from klgrad.audit.advice import rows as report
-from klgrad.audit.batch import DISTANCES, Case
+from klgrad.audit.probes import Batch, ProbeInputs
+from klgrad.audit.procedure import DISTANCES, Case
 from klgrad.audit.sentences import summary
-from klgrad.audit.subject import COMMON, as_subject, of_reference, sum_over_rows
+from klgrad.audit.subject import COMMON, as_subject, evaluate, of_reference, sum_over_rows
 from klgrad.enumeration import autoregressive, with_rational_sampler
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts" / "hunt"))
@@ -64,12 +65,9 @@ def draw(number):
         recipe = replace(recipe, discount=rng.choice((1.0, 0.9, 0.5)))
     ratio = rng.choice(("none", "token", "prefix", "sequence"))
     bound = rng.choice(("none", "truncate", "clip", "mask")) if ratio != "none" else "none"
-    bound = "gate" if ratio in ("token", "sequence") and rng.random() < 0.2 else bound
-    of_token = place == "loss" and "exact" not in str(recipe.loss)
-    power = {"weight": "probability"} if of_token and rng.random() < 0.2 else {}
     unit = {"divide": rng.choice(sorted(UNITS)), "reduce": rng.choice(("mean", "sum"))}
     at, factor = rng.choice((1.2, 2.0, 5.0, 10.0)), rng.choice((1.0, -1.0, 0.04, 2.0))
-    return replace(recipe, ratio=ratio, bound=bound, at=at, factor=factor, **unit, **power)
+    return replace(recipe, ratio=ratio, bound=bound, at=at, factor=factor, **unit)
 
 
 def declared(recipe):
@@ -84,14 +82,12 @@ def declared(recipe):
         "truncate": ("truncate", None, recipe.at),
         "clip": ("clip", 1 / recipe.at, recipe.at),
         "mask": ("mask", None, recipe.at),
-        "gate": ("gate", None, recipe.at),
     }[recipe.bound]
     return {
         "divergence": shares,
         "constant": constant,
         "edges": None if edge is None else (-edge, edge),
         "horizon": ("none" if not looks else "all" if discount == 1 else discount, recipe.reward if looks else ""),
-        "power": 1.0 if recipe.weight == "probability" else 0.0,
         "past": looks and recipe.horizon == "whole",
         "samples": (recipe.ratio, bound),
         "unit": (UNITS[recipe.divide], recipe.reduce == "mean" or recipe.divide == "tokens"),
@@ -109,7 +105,6 @@ def parts_of(recipe):
         "constant": a.constant,
         "edges": (curve.low, curve.high) if a.has_edges else None,
         "horizon": (horizon.discount if horizon.kind == "discount" else horizon.kind, horizon.estimate),
-        "power": a.power,
         "past": a.has_past,
         "samples": (a.samples.ratio, None if bound is None else (bound.kind, bound.low, bound.high)),
         "unit": (a.unit.name, a.unit.rows),
@@ -327,7 +322,7 @@ def measured(subject, fresh):
     for case in problems(fresh):
         assert case.parts is not None
         rows = case.parts ** (2 * case.problem.space.length) * 2
-        gradient = sum_over_rows(case.problem, case.members, of_reference(subject.large(), case.batch()))
+        gradient = sum_over_rows(case.problem, case.members, of_reference(subject, case.batch()))
         found.append((statements.World(case.problem), rows, gradient))
     return found
 
@@ -377,8 +372,8 @@ def test_the_words_about_a_loss_of_the_catalogue(name):
         ("k2-loss", "looks ahead", "to the end of the completion, by k1"),
         ("k1-reward", "looks ahead", "discounted by 0.9 a token, by k1"),
         ("k2-loss-length-mean", "unit", "summed over the completion, averaged over completions"),
-        ("k2-loss", "scale", "0.5 x the pull of KL(π‖ref) near ref"),
-        ("k3-loss-clamped", "divergence", "forward KL, KL(ref‖π)"),
+        ("k2-loss", "scale", "0.5 x the pull of KL(π‖ref) near ref, in this unit"),
+        ("k3-loss-clamped", "coefficient", "1 - exp(-l_t)"),
     ],
 )
 def test_a_false_word_is_recognised(name, row, text):
@@ -396,6 +391,7 @@ def test_a_false_word_is_recognised(name, row, text):
         ("k3-both", "the mean of L²/2 under the sampler, L = log π/ref of the completion"),
         ("k3-loss-clamped", "the mean of k3 under the sampler"),
         ("k1-loss", "nothing"),
+        ("stale-k1-reward", "the same"),
         ("k2-loss", "the same on the sampler's prefixes"),
         ("ratio-k3-loss", "the same"),
         ("k1-reward-leave-one-out", "the mean of L²/2 under the sampler, L = log π/ref of the completion"),
@@ -410,3 +406,78 @@ def test_a_false_word_about_stale_samples_is_recognised(name, text):
 @pytest.mark.parametrize("number", range(300))
 def test_the_words_about_a_composed_loss(number):
     check(as_subject(compositions.composed(compositions.draw(12, number)), f"loss {number}"))
+
+
+def frozen_token(logp, ref_logp, old_logp, mask):
+    """A log-ratio of the sampler, with the ratio of the token."""
+    weight = torch.where(mask, logp - old_logp, 0.0).exp()
+    return torch.where(mask, weight * (old_logp - ref_logp), 0.0).sum(-1).mean()
+
+
+def test_a_frozen_log_ratio_pushes_away_from_the_sampler():
+    subject = as_subject(frozen_token)
+    a = audit(subject).anatomy
+    text = "KL(π‖ref) minus KL(π‖μ) on the sampler's prefixes"
+    assert summary(a, on_policy=False) == text
+    assert not false_words(subject, report(audit(subject)), text)
+    assert false_words(subject, report(audit(subject)), "the same on the sampler's prefixes")
+
+
+PULLS = {
+    "k2-loss": True,
+    "k3-loss": True,
+    "k3-loss-clamped": True,
+    "k1-reward": True,
+    "k1-loss": False,
+    "k2-reward": False,
+}
+
+
+@pytest.mark.parametrize("name", PULLS)
+def test_a_mean_under_the_sampler_that_is_said_to_pull_is_stationary_at_ref_and_rises_from_it(name):
+    subject = catalogue()[name]
+    assert ("still pulls to ref" in dict(report(audit(subject)))["stale samples"]) == PULLS[name]
+    gaps, rises = [], []
+    for case in problems(False):
+        p, generator = case.problem, torch.Generator().manual_seed(0)
+        step = 0.01 * torch.randn(p.logits.shape, generator=generator, dtype=torch.float64)
+        for logits in (p.ref_logits, p.ref_logits + step):
+            moved = replace(case, problem=replace(p, logits=logits))
+            found = sum_over_rows(moved.problem, moved.members, of_reference(subject, moved.batch()))
+            if logits is p.ref_logits:
+                gaps.append(float(found.mean.norm()))
+            else:
+                rises.append(float(found.mean[: step.numel()] @ step.flatten()))
+    if PULLS[name]:
+        assert max(gaps) <= 1e-9
+        assert min(rises) > 0
+    else:
+        assert max(gaps) > 1e-3 or min(rises) <= 0
+
+
+MICRO_BATCHES = {
+    "k2-loss": ("no effect, if all have equally many completions", True, True),
+    "k2-loss-length-mean": ("no effect, if all have equally many completions", True, True),
+    "k2-loss-token-mean": ("each divides by its own tokens", False, False),
+    "k1-reward-leave-one-out": ("each must hold whole groups", True, False),
+    "k1-reward-group-std": ("each must hold whole groups", True, False),
+    "k1-token-mean-discounted": ("each has its own baseline", False, False),
+}
+"""By loss: the sentence, and whether micro-batches of whole groups, and of others, change nothing."""
+
+
+@pytest.mark.parametrize("name", MICRO_BATCHES)
+def test_what_is_said_of_micro_batches_is_so(name):
+    sentence, by_group, across = MICRO_BATCHES[name]
+    subject = catalogue()[name]
+    assert dict(report(audit(subject)))["micro-batches"] == sentence
+    inputs = ProbeInputs.at_random([6, 5, 2, 1, 4, 3, 6, 2], 6, 4)
+    whole = evaluate(subject, inputs.batch())[1].logp
+    for half, same in (([0, 1, 2, 3], by_group), ([0, 1, 4, 5], across)):
+        each = []
+        for rows in (half, [i for i in range(8) if i not in half]):
+            some = {name: x[rows] for name, x in vars(inputs.batch()).items()}
+            found = torch.zeros_like(whole)
+            found[rows] = evaluate(subject, Batch(**some).fresh())[1].logp / 2
+            each.append(found)
+        assert bool(torch.allclose(sum(each), whole, rtol=1e-9, atol=1e-12)) == same

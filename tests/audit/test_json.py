@@ -9,8 +9,8 @@ import pytest
 from klgrad import KLTerm
 from klgrad.audit import audit
 from klgrad.audit.anatomy import VOCABULARY
-from klgrad.audit.batch import proof_cases
 from klgrad.audit.probes import REACH
+from klgrad.audit.procedure import proof_cases
 from klgrad.targets import TARGETS
 
 # The fields, names and values, for every loss of the goldens.
@@ -39,16 +39,16 @@ ANATOMY = {
     "entropy": NUMBER, "proved": bool, "divided_by_spread": bool, "additive": bool, "masked_tokens_leak": bool,
     "unexplained": NUMBER, "past_credit": bool, "mean_over_rows": bool, "anchor": str, "reference_late_by": int,
     "end_token_has_gradient": bool, "cut_off_completions_count": bool, "top_k": (int, type(None)),
-    "deterministic": bool, "probability_power": NUMBER, "temperature": NUMBER, "depends_also_on": list,
+    "deterministic": bool, "depends_also_on": list,
     "unexplained_by_probe": (dict, list),
 }  # fmt: skip
 HORIZONS = {"none", "all", "discount", "window", "other"}
 ESTIMATES = {"k1", "k2", "k3", "excess", "exact", "other", None}
-RATIOS = {"none", "token", "prefix", "before", "sequence", "mean", "other"}
-BOUNDS = {"truncate", "clip", "mask", "gate", "ppo", "value", "other"}
+RATIOS = {"none", "token", "prefix", "sequence", "mean", "other"}
+BOUNDS = {"truncate", "clip", "mask", "ppo", "value", "other"}
 UNITS = {"sum", "completion-mean", "token-mean", "fixed-length", "other"}
 BASELINES = {
-    "none", "leave-one-out", "group-mean", "batch-mean", "batch-leave-one-out", "token-mean", "return-mean", "other",
+    "none", "leave-one-out", "group-mean", "batch-mean", "token-mean", "return-mean", "other",
 }  # fmt: skip
 
 
@@ -65,7 +65,7 @@ def test_the_anatomy_as_json(result):
     d = parts["divergence"]
     has(d, DIVERGENCE, BESIDE.get(d["name"], {"beta"} & set(d)))
     assert d["name"] in NAMES
-    assert d["level"] in ("token", "completion", "mean")
+    assert d["level"] in ("token", "completion")
     assert all(part["name"] in NAMES - {"sum", "nothing"} for part in d.get("parts", ()))
     has(parts["horizon"], {"kind": str, "discount": NUMBER_OR_NONE, "weights": list, "estimate": (str, type(None))})
     assert parts["horizon"]["kind"] in HORIZONS

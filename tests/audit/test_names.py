@@ -10,7 +10,7 @@ import torch
 from some import first
 
 from klgrad.audit import audit, catalogue
-from klgrad.audit.batch import proof_cases
+from klgrad.audit.procedure import proof_cases
 from klgrad.audit.subject import as_subject, of_reference, sum_over_rows
 from klgrad.frameworks import FRAMEWORKS, recorded
 from klgrad.targets import TARGETS
@@ -41,15 +41,6 @@ def of_two(weight):
     return loss
 
 
-def by_place(logp, ref_logp, mask, group):
-    """The mean of the others is over those that have a token at this place."""
-    total = live(logp - ref_logp, mask).detach().sum(-1, keepdim=True).double()
-    others = (group[:, None] == group[None, :]).double().fill_diagonal_(0.0)
-    n = others @ mask.double()
-    mean = torch.where(n > 0, others @ (total * mask) / n.clamp(min=1), 0.0)
-    return live((total - mean) * logp, mask).sum(-1).mean()
-
-
 def frozen(of_completion):
     def loss(logp, ref_logp, old_logp, mask):
         """The log-ratio to ref is that of the sampler."""
@@ -64,7 +55,6 @@ SUM = "sum-of-targets"
 NAMES = {
     "a future as large as the reverse KL": (of_two(1.0), SUM, "unknown"),
     "a future twice as large": (of_two(2.0), "unknown", "unknown"),
-    "a baseline by place": (by_place, "reverse-kl-sequence", "unknown"),
     "a frozen log-ratio, prefix ratio": (frozen(False), "reverse-kl-sequence", "unknown"),
     "a frozen log-ratio, sequence ratio": (frozen(True), "reverse-kl-sequence", SUM),
 }
@@ -73,7 +63,7 @@ NAMES = {
 @cache
 def gradients(subject, on_policy):
     return [
-        (case, sum_over_rows(case.problem, case.members, of_reference(subject.large(), case.batch())).mean)
+        (case, sum_over_rows(case.problem, case.members, of_reference(subject, case.batch())).mean)
         for case in proof_cases(on_policy)
     ]
 

@@ -79,5 +79,5 @@ def test_every_configuration_has_its_own_name():
 
 def test_a_claim_that_drifts_fails():
     drifted = (cells.get("k3-loss").doc).replace("forward-kl-token", "reverse-kl-token")
-    with pytest.raises(AssertionError, match="Descends the token-level forward KL"):
+    with pytest.raises(AssertionError, match="Descends the forward KL, token by token"):
         hold(audit(cells.get("k3-loss")), *on_and_off_policy(drifted))

@@ -12,13 +12,13 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from klgrad.audit import catalogue
-from klgrad.audit.advice import STANDINGS
 from klgrad.audit.subject import COMMON
 from klgrad.cli import app
 from klgrad.cli.audit import matching, recorded_table
 from klgrad.errors import KlgradError, LossCallError, NotAuditableError, UnknownNameError
 from klgrad.frameworks import FRAMEWORKS, recorded
 from klgrad.policy_losses import POLICY_LOSSES
+from klgrad.zoo import K2_OR_TOKEN
 
 
 def run(*arguments):
@@ -52,8 +52,8 @@ def loss_file(tmp_path):
 def test_chosen_cells_in_full():
     result = run("k3-loss", "k1-reward", "--full")
     assert result.exit_code == 0
-    assert "forward KL, KL(ref‖π), of each token" in result.output
-    assert "descends the reverse KL of whole completions" in result.output
+    assert "no: it descends the forward KL, token by token" in result.output
+    assert "yes, on fresh samples only: it descends the reverse KL, whole completions" in result.output
 
 
 @pytest.mark.parametrize("width", [80, 140])
@@ -61,7 +61,7 @@ def test_cells_that_are_not_as_expected_are_marked(width, monkeypatch):
     monkeypatch.setattr("klgrad.cli.console.PIPED_WIDTH", width)
     result = run("k3-loss", "reverse-token-k1", "--expect", "divergence=reverse-kl,unit=token-mean")
     assert result.exit_code == 1
-    table = result.stdout.partition("Read from")[0]
+    table = result.stdout.partition("l is log")[0]
     assert table.count("≠ forward KL") == 1
     assert table.count("≠ sum") == 2
     assert table.count("≠") == 3
@@ -97,7 +97,7 @@ def test_expectations_are_the_exit_status(loss_file):
     assert run("k1-loss", "--expect-off-policy", "climbs forward-kl-sampler-sequence").exit_code == 0
     strict = run("ratio-k3-loss", "--expect", "reverse-kl-token", "--strict")
     assert strict.exit_code == 1
-    wanted = "ratio-k3-loss: expected a finite gradient without a dead zone, right in float32, found float32"
+    wanted = "ratio-k3-loss: expected a finite gradient without a dead zone, right in float32, found wrong in float32"
     assert wanted in strict.output
 
 
@@ -119,7 +119,7 @@ def test_json_has_the_documented_fields(tmp_path):
         assert all(set(remedy) == {"do", "use", "why"} for remedy in row["remedies"])
     first, second = data["results"]
     (remedy,) = first["remedies"]
-    assert (remedy["do"], remedy["use"]) == ("", ["k2-loss", "KLTerm(level='token')"])
+    assert (remedy["do"], remedy["use"]) == (K2_OR_TOKEN.do, ["k2-loss", "KLTerm(level='token')"])
     assert (first["verdict"], first["scale"]) == ("nothing", None)
     assert second["verdict_off_policy"] == "reverse-kl-token-sampler"
     assert list(file.parent.iterdir()) == [file]
@@ -130,8 +130,7 @@ def test_markdown_is_a_table(tmp_path):
     assert run("k3-loss-clamped", "--markdown", file).exit_code == 0
     header, rule, row = file.read_text().splitlines()
     assert header.count("|") == rule.count("|") == row.count("|")
-    assert row.startswith("| `k3-loss-clamped` | forward KL where l > -2.61 and l < 11")
-    assert "dead for l below -2.61 or above 11" in row
+    assert row.startswith("| `k3-loss-clamped` | no | forward KL where -2.61 < l < 11 |")
 
 
 @pytest.mark.slow
@@ -143,13 +142,11 @@ def test_the_whole_catalogue_is_one_table():
         assert name[:24] in result.output  # a longer name may continue on the next line
 
 
-def test_without_a_name_the_common_losses_are_grouped_by_what_they_are():
+def test_without_a_name_it_is_the_common_losses():
     result = run()
     assert result.exit_code == 0
     for name in COMMON:
         assert name in result.output
-    titles = [line for line in result.output.splitlines() if line.strip() in STANDINGS.values()]
-    assert titles == list(STANDINGS.values())
     assert f"{len(COMMON)} of {len(catalogue())} losses" in result.output
 
 
@@ -285,13 +282,6 @@ def test_one_failure_does_not_stop_the_others(file):
     failed = run(f"{file}:broken", "k3-los")
     assert failed.exit_code == 2
     assert failed.stdout == ""
-
-
-def test_progress_is_told_where_there_is_no_bar(monkeypatch):
-    monkeypatch.setattr("klgrad.cli.console.SILENCE", 0.01)
-    result = run("k1-loss", "k2-loss")
-    assert "Auditing k2-loss (2 of 2)" in result.stderr
-    assert "Auditing" not in result.stdout
 
 
 def test_names_that_are_not_known_get_near_ones(file, monkeypatch):
@@ -529,7 +519,7 @@ def test_a_users_loss_beside_a_published_one(whole_file, tmp_path):
     )
     assert result.exit_code == 0, result.output
     assert "My whole loss." in result.output
-    assert "descends KL(μ‖π)" in " ".join(result.output.split())
+    assert "A > 0: to μ; A < 0: away from μ" in " ".join(result.output.split())
     assert "Source: arXiv 2402.14740" in result.output
     mine, rloo = json.loads((tmp_path / "whole.json").read_text())["results"]
     assert (mine["kl"]["verdict"], mine["policy"]["ratio"]) == ("reverse-kl-token", "none")
@@ -540,7 +530,7 @@ def test_a_users_loss_beside_a_published_one(whole_file, tmp_path):
 def test_the_page_has_the_curves(whole_file, tmp_path):
     result = run("--whole", f"{whole_file}:mine", "gspo", "--html", tmp_path / "whole.html")
     assert result.exit_code == 0, result.output
-    assert (tmp_path / "whole.html").read_text().count('<article class="card"') == 2
+    assert (tmp_path / "whole.html").read_text().count("<article ") == 2
 
 
 def test_an_expected_kl(whole_file):

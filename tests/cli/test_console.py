@@ -116,7 +116,7 @@ def audited():
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_names_on_a_console_and_in_a_table(name, capsys, audited):
-    stdout().print(name, text_table([[name, ""]], fold=True), tables.overview([replace(audited, name=name)], 160))
+    stdout().print(name, text_table([[name, ""]], fold=True), tables.overview([replace(audited, name=name)]))
     shown = "".join(capsys.readouterr().out.split())
     assert shown.count("Ж") == 300 if "Ж" in name else shown.count(name) == 3
 

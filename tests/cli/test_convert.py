@@ -84,7 +84,6 @@ PAIRS = {
 
 def gradient(subject):
     problem = autoregressive(2, LENGTH, ends=False, seed=0, away_from_ref=1e-7).on_policy()
-    subject = replace(subject, stacks=False)
     return expected_gradient(subject, problem, GROUP, torch.zeros(len(problem.space)).double()).mean
 
 

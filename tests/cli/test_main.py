@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 
 import pytest
 from logs.synthetic import sampled, write
@@ -181,7 +182,8 @@ def status_onto(descriptor, monkeypatch, *arguments):
         patched.setattr(sys, "stdout", os.fdopen(descriptor, "w", encoding="utf-8"))
         with pytest.raises(SystemExit) as stopped:
             main()
-        sys.stdout.close()
+        with suppress(BrokenPipeError):  # of a short text that is still held
+            sys.stdout.close()
     return stopped.value.code
 
 

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 import klgrad
-from klgrad.audit.terminal import markdown_table
+from klgrad.audit.terminal import COLUMNS, markdown_table
 from klgrad.frameworks import FRAMEWORKS, recorded
 
 ROOT = Path(__file__).parents[2]
@@ -51,7 +51,7 @@ def test_the_page_of_a_framework_shows_its_data(path):
     known = recorded(path.stem)
     text = path.read_text(encoding="utf-8")
     assert text.startswith(f"# {known.framework} {known.version}\n\nMade on {known.date} by")
-    assert f"\n\n{markdown_table(known.rows)}" in text
+    assert f"\n\n{markdown_table(known.rows, COLUMNS)}" in text
     assert all(f"| `{row[0]}` | {row[1]} |" in text for row in known.policy_losses)
 
 

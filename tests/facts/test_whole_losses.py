@@ -5,7 +5,8 @@ import torch
 from tolerances import EXACT
 
 from klgrad import policy_losses
-from klgrad.audit.batch import from_problem, proof_cases
+from klgrad.audit.probes import from_problem
+from klgrad.audit.procedure import proof_cases
 from klgrad.audit.subject import as_subject, evaluate, sum_over_rows
 from klgrad.enumeration import target_gradients
 

@@ -87,13 +87,13 @@ def test_lines_among_those_of_the_framework(framework, meaning, off_policy):
 @pytest.mark.parametrize(("meaning", "off_policy"), CASES, ids=str)
 def test_the_loss_for_verl(meaning, off_policy):
     pytest.importorskip("verl.workers")
-    from klgrad.audit.batch import Batch
+    from klgrad.audit.probes import Batch
     from klgrad.frameworks.verl import actor as actor_of, micro_batch
 
     logp, ref_logp, mask, behavior_logp = batch()
     group, zero = torch.tensor([0, 0, 1, 1]), torch.zeros_like(ref_logp)
     tensors = {"logp": logp, "ref_logp": ref_logp, "old_logp": behavior_logp, "behavior_logp": behavior_logp}
-    unused = ("advantages", "token_reverse_kl", "token_forward_kl", "logits", "ref_logits", "behavior_logits", "tokens")
+    unused = ("advantages", "logits", "ref_logits", "behavior_logits", "tokens")
     given = Batch(**tensors, mask=mask, group=group, rewards=zero[:, 0], **dict.fromkeys(unused, zero))
     output, data = micro_batch(given, zero)
     data["rollout_log_probs"] = behavior_logp

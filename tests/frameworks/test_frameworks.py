@@ -7,15 +7,14 @@ import pytest
 import torch
 from framework_verdicts import ALL
 from oracle import mean_gradient, mean_gradient_over_groups
-from some import first
 from tolerances import EXACT, SINGLE
 from typer.testing import CliRunner
 
 from klgrad.audit import audit
-from klgrad.audit.batch import from_problem
 from klgrad.audit.parts import Unit
+from klgrad.audit.probes import from_problem
 from klgrad.audit.procedure import fresh_name
-from klgrad.audit.subject import Subject, evaluate, expected_gradient
+from klgrad.audit.subject import evaluate, expected_gradient
 from klgrad.audit.terminal import cells_of
 from klgrad.cli import app
 from klgrad.enumeration import autoregressive, target_gradients
@@ -303,22 +302,9 @@ def test_the_exact_gradient_is_that_of_the_formula_written_down(setting, on_poli
     full = FAR if setting.startswith(BOUNDED) else SMALL
     problem = full.on_policy() if on_policy else full
     none = torch.zeros(len(problem.space)).double()
-    single = Subject(setting, "framework", subjects[setting].loss, stacks=False)
-    found = expected_gradient(single, problem, 2, none).mean[: problem.logits.numel()]
+    found = expected_gradient(subjects[setting], problem, 2, none).mean[: problem.logits.numel()]
     independent = mean_gradient_over_groups(full, 2, INDEPENDENT[setting], on_policy=on_policy)
     (SINGLE if setting.startswith(IN_FLOAT32) else EXACT).check_vector(found, independent)
-
-
-@pytest.mark.parametrize("setting", first([s for claims in ALL.values() for s in claims], FIRST & set(ALL["trl"])))
-def test_stacked_groups_give_what_single_groups_give(setting, subjects):
-    subject = subjects.get(setting)
-    if subject is None or not subject.stacks:
-        pytest.skip("not installed, or called group by group anyway")
-    none = torch.zeros(len(SMALL.space)).double()
-    for size in (2, 3):
-        stacked = expected_gradient(subject, SMALL, size, none)
-        single = expected_gradient(Subject(setting, "framework", subject.loss, stacks=False), SMALL, size, none)
-        assert float((stacked.mean - single.mean).norm()) <= 1e-6 * single.typical
 
 
 def test_what_is_not_installed_is_a_line_with_the_remedy():

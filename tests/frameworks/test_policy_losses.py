@@ -4,9 +4,9 @@ import pytest
 import torch
 from tolerances import EXACT, SINGLE
 
-from klgrad.audit.batch import from_problem
 from klgrad.audit.policy import audit_whole
-from klgrad.audit.policy_page import cells_of
+from klgrad.audit.policy_sentences import cells_of
+from klgrad.audit.probes import from_problem
 from klgrad.audit.subject import as_subject, evaluate
 from klgrad.enumeration import autoregressive, every_group
 from klgrad.frameworks import FRAMEWORKS, recorded

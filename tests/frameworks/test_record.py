@@ -13,7 +13,7 @@ from framework_verdicts import ALL
 from some import first
 from typer.testing import CliRunner
 
-from klgrad.audit.policy_page import COLUMNS
+from klgrad.audit.policy_sentences import COLUMNS
 from klgrad.cli import app
 from klgrad.errors import NotAuditableError, UnknownNameError
 from klgrad.frameworks import DEFAULTS, FRAMEWORKS, Recorded, record, recorded
@@ -67,11 +67,12 @@ def is_implied(phrase, row):
     """Whether the parts of a row say what a phrase said, or why it could not be said."""
     _, divergence, ahead, samples, unit, scale, *rest = row
     notes = rest[0] if rest else ""
+    divergence, _, centred = divergence.partition(", centred")
     bare, *edges = re.split(r" where |, constant ", divergence)
     bounded = bool(edges)
-    batch = unit == "mean over tokens" or scale == "spread" or "centred" in notes or "mean per completion" in unit
+    batch = unit == "mean over tokens" or scale == "spread" or bool(centred) or "mean per completion" in unit
     if phrase.startswith("no known divergence"):  # the parts have a name that the list had not
-        by_length = unit == "mean per completion" or "cut" in notes or "end token" in notes
+        by_length = unit == "mean per completion" or "fill the batch" in notes or "last token" in notes
         other = bare not in ("reverse KL", "forward KL") or samples.startswith("mean") or bounded
         return other or by_length or scale == "spread" or "truncated" in row[0]
     if phrase.startswith(("nothing", "no KL")):

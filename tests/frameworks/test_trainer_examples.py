@@ -17,7 +17,7 @@ from tolerances import EXACT
 
 from klgrad import ImportanceWeighting, KLTerm, Rollout
 from klgrad.audit import audit
-from klgrad.audit.batch import Batch, from_problem
+from klgrad.audit.probes import Batch, from_problem
 from klgrad.audit.subject import Subject
 from klgrad.enumeration import autoregressive
 from klgrad.frameworks import FRAMEWORKS
@@ -60,8 +60,8 @@ def module(name, **content):
     return made
 
 
-def verdicts(name, loss, *, stacks):
-    found = audit(Subject(f"{name} klgrad", "framework", loss, framework=name, stacks=stacks))
+def verdicts(name, loss):
+    found = audit(Subject(f"{name} klgrad", "framework", loss, framework=name))
     return found.verdict, found.verdict_off_policy
 
 
@@ -113,7 +113,7 @@ def swift_loss(example, batch: Batch, loss_type="grpo"):
 def test_ms_swift(ms_swift, loss_type):
     example, factory = ms_swift
     assert factory.TRAINER_MAPPING["grpo"] == f"{example.__name__}.DeclaredKLTrainer"
-    assert verdicts("ms-swift", lambda batch: swift_loss(example, batch, loss_type), stacks=True) == WHOLE
+    assert verdicts("ms-swift", lambda batch: swift_loss(example, batch, loss_type)) == WHOLE
 
 
 # ---------------------------------------------------------------------------------------------------------- OpenRLHF
@@ -127,10 +127,9 @@ def openrlhf(monkeypatch):
     names = ("openrlhf.models", "openrlhf.models.utils", "openrlhf.trainer.ppo_utils.experience")
     own = modules()
     shared = module(names[0], PolicyLoss=own["loss"].PolicyLoss, aggregate_loss=own["loss"].aggregate_loss, Actor=None)
-    path = "openrlhf/trainer/ray/ppo_actor.py"
     given = {names[0]: shared, names[1]: own["utils"], names[2]: own["experience"]}
     stand_ins = (*(name for name in STAND_INS if name != names[0]), "tqdm")
-    actor = load("openrlhf", path, stand_ins=stand_ins, package="openrlhf.trainer.ray", loaded=given)
+    actor = load("openrlhf", "openrlhf.trainer.ray.ppo_actor", stand_ins=stand_ins, loaded=given)["ppo_actor"]
     if not hasattr(actor.PolicyModelActor, "__ray_metadata__"):  # Ray is not installed
         actor.PolicyModelActor.__ray_metadata__ = SimpleNamespace(modified_class=actor.PolicyModelActor)
     remote = module("ray", remote=lambda **_: lambda kind: kind)
@@ -189,7 +188,7 @@ class Forward:
 
 @needs("openrlhf")
 def test_openrlhf(openrlhf):
-    assert verdicts("openrlhf", lambda batch: openrlhf_loss(openrlhf, batch), stacks=True) == WHOLE
+    assert verdicts("openrlhf", lambda batch: openrlhf_loss(openrlhf, batch)) == WHOLE
 
 
 # ------------------------------------------------------------------------------------------------------------- SkyRL
@@ -236,7 +235,7 @@ def skyrl_loss(example, batch: Batch):
 
 @needs("skyrl")
 def test_skyrl(skyrl):
-    assert verdicts("skyrl", lambda batch: skyrl_loss(skyrl, batch), stacks=True) == WHOLE
+    assert verdicts("skyrl", lambda batch: skyrl_loss(skyrl, batch)) == WHOLE
 
 
 @needs("skyrl")
@@ -267,7 +266,7 @@ def trinity(monkeypatch):
 
     registry = Registry()
     package = module("trinity.algorithm.kl_fn", KLFn=trinity_functions().KLFn, KL_FN=registry)
-    utils = load("trinity-rft", "trinity/algorithm/utils.py")
+    utils = load("trinity-rft", "trinity.algorithm.utils")["utils"]
     example = loaded(monkeypatch, "trinity", {"trinity.algorithm.kl_fn": package, "trinity.algorithm.utils": utils})
     monkeypatch.setattr(example, "OFF_POLICY", UNBOUNDED)
     return registry
@@ -277,7 +276,7 @@ def trinity(monkeypatch):
 def test_trinity(trinity):
     kl, reduction = trinity["klgrad"](kl_coef=1.0), "seq-mean-token-sum"
     loss = lambda batch: kl.calculate_kl_loss(batch.logp, batch.ref_logp, batch.mask, reduction, batch.old_logp)[0]
-    assert verdicts("trinity", loss, stacks=True) == WHOLE
+    assert verdicts("trinity", loss) == WHOLE
 
 
 @needs("trinity")

@@ -8,7 +8,7 @@ import torch
 from framework_verdicts import TRANSCRIBED
 from tolerances import EXACT
 
-from klgrad.audit.batch import from_problem
+from klgrad.audit.probes import from_problem
 from klgrad.enumeration import autoregressive
 from klgrad.frameworks import FRAMEWORKS
 

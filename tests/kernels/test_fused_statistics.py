@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from kernels.cases import GENERATORS, GRADIENT, agree, budget, check_gradient_of, compare, make, weighted_sum
+from oracle import kl_gradients
 from tolerances import BFLOAT16, EXACT, SINGLE
 from torch.utils.checkpoint import checkpoint
 
@@ -515,6 +516,6 @@ def test_fact_13_a_discounted_term_by_its_definition(discount):
     for t in range(steps):
         for s in range(t + 1, steps):
             future[:, t] += discount ** (s - t) * kl[:, s]
-    truth = problem.probability @ (problem.kl_gradients + future[..., None] * problem.scores).sum(1)
+    truth = problem.probability @ (kl_gradients(problem) + future[..., None] * problem.scores).sum(1)
     term = KLTerm(estimator="exact", discount=discount)
     EXACT.check_vector(loss_gradients(problem, term, *every_group(problem, 1)), truth)

@@ -10,8 +10,8 @@ from oracle import mean_gradient_over_groups
 from tolerances import EXACT, SINGLE
 
 from klgrad import KLTerm
-from klgrad.audit.batch import from_problem
-from klgrad.audit.subject import Subject, expected_gradient
+from klgrad.audit.probes import from_problem
+from klgrad.audit.subject import expected_gradient
 from klgrad.enumeration import autoregressive
 from klgrad.errors import RolloutError
 from klgrad.frameworks.verl import actor, declared
@@ -240,8 +240,7 @@ NODES = {
 
 
 def gradient_on_verl(subject, problem, advantage):
-    alone = Subject(subject.name, "framework", subject.loss, stacks=False)
-    return expected_gradient(alone, problem, 2, advantage).mean[: problem.logits.numel()]
+    return expected_gradient(subject, problem, 2, advantage).mean[: problem.logits.numel()]
 
 
 @pytest.mark.slow

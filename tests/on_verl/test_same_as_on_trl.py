@@ -12,7 +12,7 @@ import pytest
 import torch
 from tolerances import SINGLE
 
-from klgrad.audit.batch import from_problem
+from klgrad.audit.probes import from_problem
 from klgrad.enumeration import autoregressive
 
 HAS_VERL = find_spec("verl") is not None and find_spec("verl").origin is not None

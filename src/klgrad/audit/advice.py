@@ -1,135 +1,76 @@
-"""What the audit says of a loss as a whole: its notes, its advice, and what differs from an expectation."""
+"""What the audit says of a loss as a whole: its findings, its advice, and what differs from an expectation."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from ..core.importance import ImportanceWeighting, Truncate
-from ..core.term import KLTerm, Piece, Remedy, capitalised, joined
+from ..core.term import KLTerm, Remedy, capitalised
 from ..targets import TARGETS, UNCORRECTED, Verdict
-from ..zoo import AFTER_DIVISION, K2_OR_TOKEN, TOKEN, TOKEN_RATIO
-from .sentences import outside, part_differences, remarks, report, summary
+from ..zoo import AFTER_DIVISION, BOUNDED, K2_OR_TOKEN, TOKEN, TOKEN_RATIO
+from .sentences import micro_batches, part_differences, remarks, report, summary
 from .subject import Subject
 
 if TYPE_CHECKING:
     from .procedure import AuditResult
 
-# Numbers as text.
+# Whether a loss is the usual KL, what was found beside its parts, and the report of both.
+
+Answer = Literal["yes", "in part", "no", "not known"]
 
 
-def at_and_beyond(log_ratio: float, number: Callable[[float], str] = "{:g}".format) -> str:
-    """Where log π/ref has this value, or one farther from 0; `number` writes the value.
+def is_usual(r: "AuditResult") -> Answer:
+    """Whether a loss descends the KL that a penalty mostly means: KL(π‖ref), of whole completions.
 
-    Example:
-        >>> at_and_beyond(-16)
-        'where log π/ref is -16 or less'
+    It does in part for the KL of each token, and where it is divided by a spread.
     """
-    return f"where log π/ref is {number(log_ratio)} or {'less' if log_ratio < 0 else 'more'}"
+    a = r.anatomy
+    if not a.proved_fresh:
+        return "no" if a.top_k else "not known"
+    if a.baseline.spread != "none" and set(a.shares) == {"reverse-kl"} and not a.has_edges:
+        return "in part"
+    answers: dict[str, Answer] = {"reverse-kl-sequence": "yes", "reverse-kl-token": "in part"}
+    return answers.get(r.verdict, "no")
 
 
-# How a loss stands as a reverse KL, for reports of many.
-
-Standing = Literal["right", "large", "else", "nothing"]
-"""It is one, it is one in large batches, it is something else, or it is nothing."""
-
-STANDINGS: dict[Standing, str] = {
-    "right": "The reverse KL",
-    "large": "The reverse KL in large batches",
-    "else": "Something else",
-    "nothing": "Nothing",
-}
-"""The heading of each, in the order of a report."""
-
-
-def standing(r: "AuditResult") -> Standing:
-    """How a loss stands on fresh samples."""
-    target = TARGETS[r.verdict]
-    if target.role == "nothing" or not r.depends_on_reference:
-        return "nothing"
-    if target.role != "reverse":
-        return "else"
-    return "large" if r.holds == "large-batches" else "right"
-
-
-def findings(r: "AuditResult") -> list[tuple[str, str]]:
-    """What was found beside the parts: for each a note, for a table, and a sentence; either may be empty."""
+def findings(r: "AuditResult") -> list[str]:
+    """What was found beside the parts, in a few words each."""
     a = r.anatomy
     if not a.deterministic:
-        return [("not deterministic", "")]
-    pairs = []
-    if a.finite and not a.proved_fresh and a.top_k is None:
-        pairs.append((f"depends on {', '.join(a.matters)}" if a.matters else "not proved", ""))
-    wrong = r.float32_wrong_from
-    edge = r.dead_below if (wrong or 0.0) < 0 else r.dead_above
-    if wrong is not None and (edge is None or abs(wrong) < abs(edge)):
-        pairs.append((f"float32 fails from l = {wrong:g}", f"in float32 it is wrong {at_and_beyond(wrong)}"))
-    dead = outside(r.dead_below, r.dead_above)
-    if dead:
-        pairs.append((f"dead for l {dead}", f"it has no gradient where log π/ref is {dead}"))
-    if not r.finite:
-        pairs.append(("overflows", "it overflows in float32"))
-    pairs += [(note, f"it has {text}" if text.startswith("a") else text) for note, text in remarks(a)]
-    pairs += _of_mask(r)
-    if r.finite_if_empty is False:
-        pairs.append(("not finite if a completion is empty", "it is no finite number if a completion is empty"))
-    return pairs
-
-
-def is_usual(r: "AuditResult") -> str:
-    """Whether a loss is the KL that a penalty mostly means: KL(π‖ref) of whole completions."""
-    a, stale = r.anatomy, r.verdict_off_policy
-    if standing(r) == "nothing" and a.proved_fresh:
-        return "no: it has no effect on fresh samples"
-    if r.verdict not in ("reverse-kl-sequence", "reverse-kl-token"):
-        return "not known" if not a.proved_fresh and not a.top_k else _why_not(r)
-    if a.baseline.spread != "none":
-        return "its direction, at a strength that is not fixed"
-    samples = "fresh and stale samples" if stale == r.verdict else "fresh samples"
-    size = ", in large batches" if r.holds == "large-batches" else ""
-    if r.verdict == "reverse-kl-sequence":
-        return f"yes, on {samples}{size}"
-    return f"in part: of each token, without its effect on later ones, on {samples}{size}"
-
-
-def _why_not(r: "AuditResult") -> str:
-    """`no`, and the part that differs."""
-    a = r.anatomy
-    own = set(a.shares)
-    reasons = {
-        "ref is one token off": a.late,
-        "it pushes away from ref": own and all(weight < 0 for weight in a.shares.values()),
-        "it is of a token's log-ratio times its probability": a.power,
-        "it compares with the sampler": a.anchor == "sampler",
-        "it is another divergence": own != {"reverse-kl"},
-        "later tokens are discounted": a.horizon.kind == "discount",
-        "it has no pull, or a constant one, at large log-ratios": a.has_edges,
-        "there is an entropy term beside it": any(a.entropy),
-    }
-    return "; ".join(["no", *(reason for reason, holds in reasons.items() if holds)][:2]).replace("no; ", "no: ")
+        return ["not deterministic"]
+    texts = [] if r.float32_wrong_from is None else [f"wrong in float32 from log π/ref = {r.float32_wrong_from:g} on"]
+    texts += [] if r.finite else ["NaN or infinite in float32"]
+    texts += remarks(a)
+    gaps = "masked positions inside a completion, such as the output of a tool,"
+    if a.late:  # a late ref reads masked positions
+        pass
+    elif r.reads_masked:
+        texts.append("the values at masked positions change its gradient")
+    elif r.leaks_at_gaps:
+        texts.append(f"{gaps} have a gradient")
+    elif r.stumbles_over_gaps:
+        texts.append(f"{gaps} change its gradient")
+    return [*texts, "NaN or an error if a completion is empty"] if r.finite_if_empty is False else texts
 
 
 def rows(r: "AuditResult") -> list[tuple[str, str]]:
     """The report of one loss: a label and a sentence for each part and for each finding."""
-    parts = [("KL(π‖ref)?", is_usual(r)), *report(r.anatomy)]
-    also = [("also", text) for note, text in findings(r) if text and not note.startswith("dead")]  # its edges are told
-    return [*parts[:-1], *also, parts[-1]] if r.anatomy.deterministic and r.anatomy.finite else parts
-
-
-def notes(r: "AuditResult") -> list[str]:
-    """Findings beside the parts, in a few words each."""
-    return [note for note, _ in findings(r) if note]
-
-
-def _of_mask(r: "AuditResult") -> list[tuple[str, str]]:
-    """How masked positions disturb a loss, as a note and as a warning; not where a late ref reads them."""
-    inside = "masked positions inside a completion, such as the output of a tool,"
-    if r.anatomy.late:
-        return []
-    if r.reads_masked:
-        return [("reads masked positions", "the values at masked positions change its gradient")]
-    if r.leaks_at_gaps:
-        return [("touches masked gaps", f"{inside} have a gradient")]
-    return [("masked gaps change it", f"{inside} change its gradient")] if r.stumbles_over_gaps else []
+    a, answer = r.anatomy, is_usual(r)
+    is_named = answer in ("yes", "in part") and a.baseline.spread == "none"
+    where = [answer]
+    if is_named and r.verdict_off_policy not in (r.verdict, f"{r.verdict}-sampler"):
+        where.append("on fresh samples only")
+    if is_named and r.holds == "large-batches":
+        where.append("in large batches (it depends on the other completions)")
+    does = f": it {r.advice.finding}" if a.proved_fresh else ""
+    parts = [("KL(π‖ref)?", f"{', '.join(where)}{does}".replace(" l ", " log π/ref ")), *report(a)]
+    labels = [label for label, _ in parts]
+    if "unit" in labels and r.kind != "framework" and micro_batches(a):  # an audit sees one batch of a framework
+        parts.insert(labels.index("unit") + 1, ("micro-batches", micro_batches(a)))
+    also = [("also", text) for text in findings(r)] if a.deterministic else []
+    is_sound = is_named and all(remedy.do == IF_STALE for remedy in r.advice.remedies)
+    expected = [("in CI", f"klgrad audit {r.name} --expect {r.verdict}")] if is_sound and r.kind != "framework" else []
+    called = [("called", r.call)] if r.kind in ("function", "framework") else []
+    return [*parts, *also, *expected, *called, *(("advice", str(remedy)) for remedy in r.advice.remedies)]
 
 
 # From the parts to the advice: one remedy for each part that differs from a KL as it is mostly meant.
@@ -140,8 +81,8 @@ class Advice:
     """What a loss does, what to beware of, and what to do about it.
 
     Attributes:
-        finding: what the loss does, as the predicate of a sentence: "descends the token-level forward KL".
-        warnings: further findings, in the same form.
+        finding: what the loss does, as the predicate of a sentence: "descends the forward KL, token by token".
+        warnings: further findings.
         remedies: what to do, most important first; empty for a sound loss.
     """
 
@@ -149,21 +90,13 @@ class Advice:
     warnings: tuple[str, ...] = ()
     remedies: tuple[Remedy, ...] = ()
 
-    @property
-    def pieces(self) -> list[Piece]:
-        """The advice in sentences, with code marked as such."""
-        findings = capitalised("; ".join([self.finding, *self.warnings]))
-        pieces = [Piece(f"{findings}.")] if findings else []
-        for remedy in self.remedies:
-            pieces += [Piece(" "), *remedy.pieces]
-        return pieces
-
     def __str__(self) -> str:
-        return joined(self.pieces)
+        text = capitalised("; ".join([self.finding, *self.warnings]))
+        return " ".join([f"{text}." if text else "", *map(str, self.remedies)]).strip()
 
 
 SEQUENCE = KLTerm()
-EITHER = Remedy("for a KL", (TOKEN, SEQUENCE), "whichever is meant")
+EITHER = Remedy("for the reverse KL", (TOKEN, SEQUENCE), "of each token, or of whole completions")
 
 PREFIX = ImportanceWeighting("prefix", bound=None)
 
@@ -188,17 +121,11 @@ LENGTHS = Remedy("divide by a constant or by all tokens of the batch, not by the
 SHIFT = Remedy("compare the log-prob of token t with ref's log-prob of token t")
 END = Remedy("include the last token of each completion, at which it ends")
 NOT_REFERENCE = Remedy("pass the log-probs of ref, not those of the sampler")
-CLAMP = Remedy(
-    "bound the coefficient instead of the value, so that there is a pull at every log-ratio",
-    (KLTerm(level="token", influence_bound=10.0),),
-    "the reverse KL",
-)
 BOUND_APART = Remedy(
     "detach the ratio, and let it weigh the coefficient instead of the estimate",
     (KLTerm(level="token", weighting=ImportanceWeighting("token", bound=Truncate(2.0))),),
     "the reverse KL, with the bound that you choose",
 )
-POWER = Remedy("leave out the factor π: a token is sampled with that probability already", (TOKEN,))
 ENTROPY = Remedy("leave out the term with the log-prob of π alone, if no entropy term is meant")
 SWAPPED = Remedy("swap logp and ref_logp, if k3 was meant, which is exp(-l) - 1 + l")
 WITHOUT_ITSELF = Remedy("leave the completion itself out of the mean that is subtracted")
@@ -206,8 +133,8 @@ ENTRIES = Remedy("add the tail of the vocabulary, or use all of it")
 CENTRE = Remedy("subtract a mean over completions, after the tokens of each are summed")
 FOR_TOKENS = Remedy("for the reverse KL", (TOKEN,), "of each token; KLTerm() is that of whole completions")
 FOR_SEQUENCES = Remedy("for the reverse KL", (SEQUENCE,))
+IF_STALE = "for samples of an older policy too"
 NOISY = "its variance grows with the length; bound=Truncate(c) trades it for bias"
-KEEP_TARGET = "for the same target if samples are stale"
 
 
 def advise(result: "AuditResult", subject: Subject) -> Advice:
@@ -228,22 +155,21 @@ def _remedies(result: "AuditResult", subject: Subject) -> tuple[Remedy, ...]:
         return ()
     if not result.depends_on_reference:
         return (NOT_REFERENCE if a.anchor == "sampler" else K2_OR_TOKEN,)
+    leaks = a.leaks or (not a.late and bool(result.reads_masked or result.leaks_at_gaps))
     if not a.proved_fresh and not a.shares:
-        return (MASKED,) if a.leaks or result.reads_masked else (EITHER,)
+        return (MASKED,) if leaks else (EITHER,)
     has_dead_zone = result.dead_below is not None or result.dead_above is not None
-    is_of_place = bool(_of_mask(result)) and not (a.leaks or result.reads_masked or result.leaks_at_gaps)
     parts = {
         SHIFT: a.late != 0,
         END: not a.ends,
-        MASKED: a.leaks or (bool(_of_mask(result)) and not is_of_place),
-        GAPS: is_of_place,
+        MASKED: leaks,
+        GAPS: bool(result.stumbles_over_gaps) and not leaks and not a.late,
         WRONG_SIGN: bool(a.shares) and all(weight < 0 for weight in a.shares.values()),
         AFTER_DIVISION: a.baseline.spread != "none",
         CENTRE: a.baseline.name == "token-mean",
         LENGTHS: a.unit.name == "completion-mean",
-        POWER: a.power != 0,
         BOUND_APART: a.samples.bound is not None and a.samples.bound.beyond is not None,
-        CLAMP: has_dead_zone,
+        BOUNDED: has_dead_zone,
         ENTROPY: any(a.entropy),
         SWAPPED: set(a.shares) == {"chi-square"} and a.level == "token" and not a.is_exact,
         WITHOUT_ITSELF: a.baseline.name == "batch-mean",
@@ -256,12 +182,14 @@ def _remedies(result: "AuditResult", subject: Subject) -> tuple[Remedy, ...]:
 
 
 def _for_stale_samples(result: "AuditResult", others: tuple[Remedy, ...]) -> tuple[Remedy, ...]:
-    weighted = any(term.weighting is not None for remedy in others for term in remedy.terms)
-    samples = result.anatomy.samples
-    weighted |= samples.ratio in ("prefix", "sequence") and samples.bound is not None  # its bias was chosen
-    if not _lost_when_stale(result) or result.verdict not in STALE or weighted:
+    a = result.anatomy
+    is_weighted = any(term.weighting is not None for remedy in others for term in remedy.terms)
+    is_bounded = a.samples.ratio in ("prefix", "sequence") and a.samples.bound is not None  # its bias was chosen
+    if not (a.proved_fresh and a.shares) or is_weighted or is_bounded or not _lost_when_stale(result):
         return ()
-    return (Remedy(KEEP_TARGET, (STALE[result.verdict],), NOISY),)
+    whole: Verdict = "reverse-kl-sequence" if a.horizon.kind == "all" else "reverse-kl-token"
+    meant = result.verdict if result.verdict in STALE and not others else whole
+    return (Remedy(IF_STALE, (STALE[meant],), NOISY),)
 
 
 def _lost_when_stale(result: "AuditResult") -> bool:
@@ -272,46 +200,35 @@ def _lost_when_stale(result: "AuditResult") -> bool:
 
 def _finding(result: "AuditResult") -> str:
     a = result.anatomy
-    if a.power and a.proved_fresh:
-        return f"descends no divergence: {summary(a).removeprefix('none: ')}"
-    if not a.deterministic:
-        return "is not deterministic: the same batch gives different gradients, so there is no verdict"
-    if not a.finite:
-        return "gives NaN or inf in float64 (perhaps on a group of equal completions, with a deviation of 0)"
-    if result.verdict == "nothing" or not result.depends_on_reference:
-        if a.is_nothing and not a.constant and not any(a.entropy):
-            return "regularises nothing: no gradient depends on ref"
-        if a.anchor == "sampler":
-            return "regularises nothing: the log-probs of the sampler are in the place of ref"
-        return f"regularises nothing: {summary(a).removeprefix('nothing: ')}"
-    if a.late and a.proved_fresh:
-        return f"descends {summary(a).replace('none:', 'no divergence:')}"
-    if TARGETS[result.verdict].climbed:
-        return f"{TARGETS[result.verdict].does}: the sign is wrong"
-    if not a.proved_fresh:
-        return f"descends no divergence that is known: {summary(a).removeprefix('not known: ')}"
-    if result.verdict in ("unknown", "sum-of-targets"):
-        text = summary(a)
-        if text.startswith(("climbs", "nothing")):
-            return text if text.startswith("climbs") else f"regularises {text}"
-        ahead = f"{a.horizon.discount or 0:g} a token"
-        text = text.replace(f", {ahead} ahead", f", with later tokens discounted by {ahead}")
-        beside = ", with an entropy term beside it" if any(a.entropy) else ""
-        return f"descends {'' if text.startswith('a ') else 'the '}{text}{beside}"
-    bound = a.samples.bound
-    inside = ", where the ratio is within its bound" if bound is not None and bound.beyond is not None else ""
-    return TARGETS[result.verdict].does + (" in large batches" if result.holds == "large-batches" else "") + inside
+    text = summary(a)
+    if not a.proved_fresh and not a.is_nothing:
+        why = text.removeprefix("not known: ").removeprefix("none can be told: ")
+        return f"descends no divergence that is known: {why}"
+    beside = {
+        ", on masked positions too": a.leaks,
+        ", but not at the last token": not a.ends,
+        ", but not of completions that fill the width": not a.cut_off,
+        ", with an entropy term beside it": any(a.entropy),
+        ", so that tokens of short completions weigh more": a.unit.name == "completion-mean" and not a.is_nothing,
+    }
+    text += "".join(words for words, holds in beside.items() if holds)
+    if text.startswith("climbs"):
+        return f"{text}: the sign is wrong"
+    if text.startswith("nothing"):
+        return f"regularises {text}"
+    if text.startswith("none: "):
+        return f"descends no divergence: {text.removeprefix('none: ')}"
+    return f"descends {'' if text.startswith('a ') else 'the '}{text}"
 
 
 def _warnings(result: "AuditResult") -> list[str]:
     a = result.anatomy
-    if not a.deterministic or not a.finite:
+    if not a.deterministic:
         return []
-    texts = [sentence for _, sentence in findings(result) if sentence]
     is_lost = _lost_when_stale(result) and result.verdict_off_policy != "nothing"
     if a.proved_fresh and (is_lost if result.depends_on_reference else a.constant):
-        texts.append(f"on stale samples: {summary(a, on_policy=False)}")
-    return texts
+        return [*findings(result), f"on stale samples: {summary(a, on_policy=False)}"]
+    return findings(result)
 
 
 # What is expected of a loss, for `klgrad audit --expect` and for `klgrad.testing.assert_descends`.
@@ -389,13 +306,7 @@ def differences(
             for verdict, holds in sides
             if holds == "large-batches"
         ]
-        edges = (result.dead_below, result.dead_above, result.float32_wrong_from)
-        if any(edge is not None for edge in edges) or not result.finite:
-            expected = "a finite gradient without a dead zone, right in float32"
-            differ.append(Difference(expected, ", ".join(notes(result))))
-        if result.stumbles_over_gaps or result.finite_if_empty is False:
-            expected = "the same gradient with masked gaps and empty completions"
-            differ.append(Difference(expected, ", ".join(notes(result))))
+        differ += _numerical(result)
     return differ
 
 
@@ -406,13 +317,28 @@ def _verdict(wanted: Verdict, got: Verdict, where: str, terms: dict[Verdict, KLT
     return [Difference(f"{wanted} {where}", got, remedy)]
 
 
+def _numerical(result: "AuditResult") -> list[Difference]:
+    """What a strict expectation asks of the numbers."""
+    dead = [f"no gradient {word} log π/ref = {edge:.3g}" for word, edge in (
+        ("below", result.dead_below), ("above", result.dead_above)
+    ) if edge is not None]  # fmt: skip
+    is_wrong = result.float32_wrong_from is not None or not result.finite
+    is_disturbed = result.stumbles_over_gaps or result.finite_if_empty is False
+    received = ", ".join([*dead, *findings(result)])
+    wanted = {
+        "a finite gradient without a dead zone, right in float32": bool(dead) or is_wrong,
+        "the same gradient with masked gaps and empty completions": is_disturbed,
+    }
+    return [Difference(expected, received) for expected, differs in wanted.items() if differs]
+
+
 def remedies(result: "AuditResult", differing: list[Difference]) -> list[Remedy]:
     """What to do about the differences, most important first.
 
     The audit's replacements are those for the reverse KL. Where another target is expected, they would be wrong, and
     are used only if there is no term for it.
     """
-    advised = [remedy for remedy in result.advice.remedies if remedy.do != KEEP_TARGET]
+    advised = [remedy for remedy in result.advice.remedies if remedy.do != IF_STALE]
     repairs = [remedy for remedy in advised if not remedy.use]
     replacements = [difference.remedy for difference in differing if difference.remedy is not None]
     return [*repairs, *replacements] or advised

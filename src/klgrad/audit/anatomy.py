@@ -5,7 +5,7 @@ random inputs, token by token, so that a part that was misread, or that no probe
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .batch import Advantages, proof_cases
 from .parts import (
     UNITS,
     Anatomy,
@@ -37,19 +36,18 @@ from .probes import (
     SINGLE,
     TOKENS,
     WIDTH,
+    Advantages,
     Curve,
     Derivatives,
     ProbeInputs,
-    Read,
     bisect,
     fit,
     function_of,
     is_single,
     read_curve,
-    reader_of,
     round_short,
 )
-from .subject import Subject, all_finite, evaluate, of_reference, sum_over_rows, unit_of
+from .subject import Subject, all_finite, evaluate, of_reference, unit_of
 
 PLACE = (0, 4)
 """The token whose log-ratio is moved: it has four tokens before it, four after it, and other rows."""
@@ -60,9 +58,6 @@ STEP = 0.75
 NUDGE = 0.05
 """A log importance ratio that few bounds cut off."""
 
-BESIDE = 1e-6
-"""A log-ratio at which a coefficient that is 0 at ref, and does not jump there, is almost 0."""
-
 FAR = 15.0
 """A log importance ratio that every bound cuts off."""
 
@@ -72,12 +67,12 @@ ROUNDED = 1e-5
 # Reading.
 
 SHAPES = (
-    ([9] * 8, 10, (0, 4)),
-    ([9, 7, 9, 4, 9, 9, 5, 9], 10, (0, 4)),
-    ([4, 9, 9, 3, 4, 9, 9, 6, 9, 9, 9, 2], 10, (0, 4)),
-    ([4, 6, 6, 3, 4, 6, 6, 6], 12, (0, 4)),
+    ([9] * 8, 10),
+    ([9, 7, 9, 4, 9, 9, 5, 9], 10),
+    ([4, 9, 9, 3, 4, 9, 9, 6, 9, 9, 9, 2], 10),
+    ([4, 6, 6, 3, 4, 6, 6, 6], 12),
 )
-"""Lengths of completions, the padded width, and two rows of equal length in different groups."""
+"""Lengths of completions, and the padded width: the first completions of the first two groups are equally long."""
 
 MIXED = [9, 7, 9, 4, 9, 8, 5, 9]
 
@@ -85,34 +80,40 @@ MIXED = [9, 7, 9, 4, 9, 8, 5, 9]
 class PartReader:
     """Reads each part of one loss by its own probe."""
 
-    def __init__(self, subject: Subject, advantages: Advantages, power: float) -> None:
-        subject = subject.large()  # a batch is one call
-        read = reader_of(subject, advantages)
+    def __init__(self, subject: Subject, advantages: Advantages) -> None:
+        self.subject, self.advantages = subject, advantages
+        self.size = 1.0
         random = ProbeInputs.at_random([TOKENS] * ROWS, WIDTH, highest=HIGHEST_TWIN)
-        first = read(random)
+        first = self.read(random)
         size = max(float(x.nan_to_num(posinf=0.0, neginf=0.0).abs().max()) for x in first)
         # The tolerances are meant for numbers near 1; a division by a power of two is exact.
         self.size = 1.0 if not size or 1e-3 < size < 1e3 else unit_of(torch.tensor(size, dtype=torch.float64))
-        self.power = power
-        self.read: Read = lambda inputs: Derivatives(*(x / self._factor(inputs) for x in read(inputs)))
         self.base = ProbeInputs.at_reference([TOKENS] * ROWS, WIDTH)
-        answers = [Derivatives(*(x / self._factor(random) for x in first)), self.read(random)]
+        first, again = Derivatives(*(x / self.size for x in first)), self.read(random)
         self.takes_logits = subject.is_given_logits or bool(evaluate(subject, random.batch())[1].logits.any())
         # The logits of the probes have twins of the sampled tokens, so that these have a probability below one half.
         self.highest = HIGHEST_TWIN if self.takes_logits else -1e-6
-        self.deterministic = all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(*answers, strict=True))
-        self.finite = all_finite(answers[0])
+        self.deterministic = all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(first, again, strict=True))
+        self.finite = all_finite(first)
         nudged = lambda step: self.read(replace(random, log_ratio=random.log_ratio + step))
-        self.same = SINGLE if is_single(answers[0], nudged) else EXACT
+        self.same = SINGLE if is_single(first, nudged) else EXACT
         self.unit = Unit("sum")
         self.late, self.anchor = 0, "ref"
         self.coupled = "none"
-        self.starts: list[Derivatives] = []
+        self.start = self.read(self.base)
         self.moves: dict[tuple[str, tuple[int, int], float], Derivatives] = {}
 
-    def _factor(self, inputs: ProbeInputs) -> Tensor:
-        """(B, T) what the derivatives are divided by: a power of two, and one of the token's probability."""
-        return self.size * torch.where(inputs.mask, self.power * inputs.logp, 0.0).exp()
+    def read(self, inputs: ProbeInputs) -> Derivatives:
+        """The derivatives of the loss at chosen inputs."""
+        batch = inputs.batch()
+        # On stale samples a KL may be frozen at the sampler, and setting ref to π would change it in another way.
+        if self.advantages == "random" and not bool(inputs.log_weight.any()):
+            rewards = torch.randn(len(batch.group), generator=torch.Generator().manual_seed(0)).double()
+            batch = replace(batch, rewards=rewards, advantages=rewards[:, None].expand_as(batch.mask).clone())
+        parts = of_reference(self.subject, batch)
+        each = parts.logits / batch.logits.detach().exp()
+        score = parts.logp + parts.logits[..., 0] - parts.logits[..., 1]
+        return Derivatives(score / self.size, (each[..., 2] - each[..., 3]) / self.size)
 
     # One response at a time.
 
@@ -120,15 +121,9 @@ class PartReader:
         """(B, 1) what the unit multiplies each completion's coefficients by."""
         return self.unit.shares(self.base)
 
-    def start(self) -> Derivatives:
-        """The derivatives at ref."""
-        if not self.starts:
-            self.starts.append(self.read(self.base))
-        return self.starts[0]
-
-    def at_reference(self, lengths: list[int], width: int = WIDTH) -> ProbeInputs:
+    def at_reference(self, lengths: list[int], width: int = WIDTH, group: int = GROUP) -> ProbeInputs:
         """Completions of these lengths at ref, which is where this loss has it."""
-        return replace(ProbeInputs.at_reference(lengths, width), late=self.late, anchor=self.anchor)
+        return replace(ProbeInputs.at_reference(lengths, width, group), late=self.late, anchor=self.anchor)
 
     def at_random(self, lengths: list[int], width: int = WIDTH, group: int = GROUP, **more: Any) -> ProbeInputs:
         """The same at random inputs."""
@@ -140,7 +135,7 @@ class PartReader:
         key = (name, place, value)
         if key not in self.moves:
             self.moves[key] = self.read(self.base.with_entries(name, {place: value}))
-        pairs = zip(self.moves[key], self.start(), strict=True)
+        pairs = zip(self.moves[key], self.start, strict=True)
         return Derivatives(*(self._change(moved, start) / self.shares() for moved, start in pairs))
 
     def _change(self, moved: Tensor, start: Tensor) -> Tensor:
@@ -164,11 +159,11 @@ class PartReader:
             answers.append(answer(some, self.at_reference([TOKENS] * rows), [i * apart for i in range(len(some))]))
         return torch.cat(answers)
 
-    def along(self, log_ratios: Tensor, moved: Sequence[int], seen: int) -> Tensor:
-        """The coefficient of one token as the log-ratios of some tokens of its completion all take these values."""
+    def along(self, log_ratios: Tensor, seen: int) -> Tensor:
+        """The coefficient of one token as the log-ratio of another one, or its own, takes these values."""
 
         def answer(some: Tensor, base: ProbeInputs, rows: list[int]) -> Tensor:
-            entries = {(row, token): x for row, x in zip(rows, some.tolist(), strict=True) for token in moved}
+            entries = {(row, PLACE[1]): x for row, x in zip(rows, some.tolist(), strict=True)}
             return self.above_others(self.read(base.with_entries("log_ratio", entries)).score[:, seen], rows)
 
         return self.over(log_ratios, answer)
@@ -184,27 +179,24 @@ class PartReader:
 
     def read_unit(self) -> Unit:
         """The unit by which responses in batches of several shapes are all alike; `other` if none is."""
-        responses = [self._response_in(*shape, STEP) for shape in SHAPES]
+        shapes = [self.at_reference(*shape) for shape in SHAPES]
+        responses = [self._response_in(base, STEP) for base in shapes]
         if not any(responses):  # it may be dead on that side of ref
-            responses = [self._response_in(*shape, -STEP) for shape in SHAPES]
-        shapes = [(self.at_reference(lengths, width), row) for lengths, width, (row, _) in SHAPES]
+            responses = [self._response_in(base, -STEP) for base in shapes]
         for unit in UNITS:
-            scaled = [r / float(unit.shares(base)[row, 0]) for r, (base, row) in zip(responses, shapes, strict=True)]
+            scaled = [r / float(unit.shares(base)[0, 0]) for r, base in zip(responses, shapes, strict=True)]
             if max(scaled) - min(scaled) <= self.same * max(map(abs, scaled)):
                 return unit
         return Unit("other")
 
-    def _response_in(self, lengths: list[int], width: int, rows: tuple[int, int], step: float) -> float:
-        """What a token of the first of two rows adds to a derivative, as everything of it moves."""
-        row, peer = rows
-        changed = self.at_reference(lengths, width)
+    def _response_in(self, base: ProbeInputs, step: float) -> float:
+        """What a token adds to a derivative, as everything of it moves."""
         for name, value in (("log_ratio", step), ("tilt", step), ("logp", DEPTH + step)):
-            changed = changed.with_entries(name, {(row, 2): value})
-        moved = self.read(changed)
-        own, full = (float(x[row, 2] - x[peer, 2]) for x in (moved.score, moved.full))
-        exact = float(moved.reverse[row, 2]), float(moved.forward[row, 2])
-        rest = float(moved.score[peer, 2]), float(moved.full[peer, 2])
-        return next((x for x in (full, *exact, own, *rest) if abs(x) > self.same / 1000), 0.0)
+            base = base.with_entries(name, {(0, 2): value})
+        moved = self.read(base)
+        own, full = (float(x[0, 2] - x[GROUP, 2]) for x in (moved.score, moved.full))
+        rest = float(moved.score[GROUP, 2]), float(moved.full[GROUP, 2])
+        return next((x for x in (full, own, *rest) if abs(x) > self.same / 1000), 0.0)
 
     def read_position(self) -> None:
         """Where the log-probs of ref, or of the sampler in their place, meet those of the policy."""
@@ -213,7 +205,7 @@ class PartReader:
         if not bool(response.any()):
             swapped = replace(self.base, anchor="sampler")
             near, far = (self.read(swapped.with_entries("log_ratio", {PLACE: x})).score for x in (NUDGE, STEP))
-            start = self.read(swapped).score
+            start = self.start.score
             # A ratio alone multiplies a constant.
             growth = float(near[PLACE] / start[PLACE]) - 1
             is_ratio = any(abs(growth - math.expm1(x)) <= max(10 * EXACT, self.same / 10) for x in (NUDGE, -NUDGE))
@@ -223,18 +215,16 @@ class PartReader:
             self.late = int(response.nonzero()[0, 0]) - token
         if self.late or self.anchor != "ref":
             self.base = replace(self.base, late=self.late, anchor=self.anchor)
-            self.starts.clear()
+            self.start = self.read(self.base)
             self.moves.clear()
 
-    def read_entropy(self) -> tuple[tuple[float, float], bool]:
-        """The weights of the log-prob itself, at ref and at the sampler; and whether it is that of the completion."""
-        moved, start = self.read(self.base.with_entries("logp", {PLACE: DEPTH + STEP})), self.start()
-        change = (moved.score - start.score)[PLACE[0]] / self.shares()[0, 0] / STEP
+    def read_entropy(self) -> tuple[float, float]:
+        """The weights of the log-prob itself: of that of the sampled token, and of those of the entries."""
+        moved, start = self.read(self.base.with_entries("logp", {PLACE: DEPTH + STEP})), self.start
+        sampled = float((moved.score - start.score)[PLACE] / self.shares()[0, 0]) / STEP
         full = float(start.full[PLACE] / self.shares()[0, 0]) / ODDS
         short = lambda x: 0.0 if abs(x) <= self.same else round_short(x, 10 * self.same)
-        sampled = short(float(change[PLACE[1]]))
-        is_alike = bool((change[:TOKENS] - sampled).abs().max() <= 10 * self.same * abs(sampled))
-        return (sampled, short(full)), sampled != 0 and is_alike
+        return short(sampled), short(full)
 
     def counts_cut_off(self, others: Derivatives) -> bool:
         """Whether a completion that fills its row has a gradient, if others have one."""
@@ -250,119 +240,60 @@ class PartReader:
             differences.append(float(score[2] - score[1]))
         return abs(differences[0] - differences[1]) > 10 * self.same * abs(differences[0])
 
-    def read_credit(self, source: str, name: str, divergence: float, curve: Curve | None = None) -> Credit | None:
-        """The weights of an exact estimate on the scores of other tokens, by distance."""
-        token = PLACE[1]
-        response = self.own_responses(name) / divergence
-        if not bool(response.abs().max() > self.same):
-            return None
-        short = lambda xs: tuple(round_short(float(x), self.same) for x in xs)
-        return Credit(
-            source, curve, float(response[token]), short(response[:token].flip(0)), short(response[token + 1 : TOKENS])
-        )
 
-
-def read_anatomy(subject: Subject, advantages: Advantages = "zero", power: float = 0.0) -> Anatomy:
-    """Read every part, and compare their formula with the loss at random inputs; `power` is one of the parts."""
-    reader = PartReader(subject, advantages, power)
+def read_anatomy(subject: Subject, advantages: Advantages = "zero") -> Anatomy:
+    """Read every part, and compare their formula with the loss at random inputs."""
+    reader = PartReader(subject, advantages)
     empty = Anatomy(Curve({}, (GRID, 0 * GRID), torch.zeros_like))
     if not reader.deterministic:
         return replace(empty, deterministic=False)
-    start = reader.start()
+    start = reader.start
     if not reader.finite or not all_finite(start):
         return _read_spread(reader, replace(empty, finite=reader.finite, finite_at_ref=False))
     reader.read_position()
     reader.unit = reader.read_unit()
-    start = Derivatives(*(x / reader.shares() for x in reader.start()))
-    moved = [reader.responses(name).score for name in ("log_ratio", "token_reverse_kl", "token_forward_kl", "tilt")]
+    start = Derivatives(*(x / reader.shares() for x in reader.start))
+    moved = [reader.responses(name).score for name in ("log_ratio", "tilt")]
     couples_rows = any(bool((x[1:] != 0).any()) for x in moved)
     if couples_rows:
         reader.coupled = "batch" if any(bool((x[GROUP:] != 0).any()) for x in moved) else "group"
     if couples_rows and reader.has_spread():
         return _read_spread(reader, empty)
-    own, middle = _read_own(reader)
+    own = read_curve(lambda x: reader.along(x, PLACE[1]), reader.same)
     full = _read_full(reader)
-    exact = (round_short(float(start.reverse[PLACE])), round_short(float(start.forward[PLACE])))
-    credits = _read_credits(reader, own, full)
-    entropy, is_of_whole = reader.read_entropy()
-    logps = DEPTH * (TOKENS if is_of_whole else 1)
-    constant = round_short(float(start.score[PLACE]) + middle - entropy[0] * logps, reader.same)
-    if abs(constant) <= reader.same * max(1.0, abs(entropy[0] * logps)):
+    entropy = reader.read_entropy()
+    constant = round_short(float(start.score[PLACE]) - entropy[0] * DEPTH, reader.same)
+    if abs(constant) <= reader.same * max(1.0, abs(entropy[0] * DEPTH)):
         constant = 0.0
     # A log-ratio near STEP to which the coefficient responds: inside a dead zone the last token has none either.
-    responds = own.points[0][(own.points[1] + middle != 0) & (own.points[0] != 0)]
+    responds = own.points[0][(own.points[1] != 0) & (own.points[0] != 0)]
     value = STEP if own.is_zero else float(responds[(responds - STEP).abs().argmin()])
     last = reader.responses("log_ratio", (0, TOKENS - 1), value).score[0, TOKENS - 1]
+    check = reader.at_random(MIXED, seed=1)
+    answer = reader.read(check)
     parts = Anatomy(
         own,
-        exact=exact,
         full=full,
-        credits=credits,
+        credits=_read_credits(reader, own, full),
         unit=reader.unit,
         constant=constant,
         entropy=entropy,
-        entropy_of_whole=is_of_whole,
         late=reader.late,
         anchor=reader.anchor,
         ends=bool(last != 0) or own.is_zero,
         allowed=max(reader.same * 10, ROUNDED),
+        leaks=any(bool((x * ~check.mask).any()) for x in answer),
+        cut_off=reader.counts_cut_off(answer),
     )
-    check = reader.at_random(MIXED, seed=1)
-    answer = reader.read(check)
-    leaks = any(bool((x * ~check.mask).any()) for x in answer)
-    parts = replace(parts, leaks=leaks, cut_off=reader.counts_cut_off(answer))
     parts = _choose_baseline(reader, parts, couples_rows)
     parts = _choose_samples(reader, parts)
     parts = replace(parts, unexplained=_compare(reader, parts))
-    if parts.proved_fresh and not parts.proved and parts.samples.ratio == "none":
-        parts = _choose_gate(reader, parts)
-        parts = replace(parts, unexplained=_compare(reader, parts))
-    if not parts.proved_fresh and power == 0 and subject.temperature == 1:
-        for other in _read_again(reader, subject, advantages, has_entries=full is not None):
-            if other.proved_fresh:
-                return other
     if not parts.proved:
         parts = replace(parts, matters=_find_causes(reader, parts), sees_reference=_sees_reference(reader))
-    parts = replace(parts.times(reader.size), power=reader.power)
+    parts = parts.times(reader.size)
     if reader.takes_logits and subject.kind != "framework":  # a framework's trainer has a vocabulary of its own
         parts = _read_large_vocabulary(subject, parts)
     return parts
-
-
-def enumerate_gradients(subject: Subject, parts: Anatomy, advantages: Advantages = "zero") -> Anatomy:
-    """The parts with the difference between formula and loss, each summed over every outcome of small problems."""
-    if parts.late:  # at the first token a late ref has no coefficient of its own, and these completions are short
-        return parts
-    subject = replace(subject, temperature=parts.temperature)
-    unexplained, problems = dict(parts.unexplained), 0
-    for on_policy, samples in ((True, "fresh"), (False, "stale")):
-        gap, cases = 0.0, proof_cases(on_policy, few=subject.kind == "framework")
-        for case in cases:
-            batch = case.batch(advantages if on_policy else "zero")
-            answer, formula = of_reference(subject.large(), batch), parts.predict(batch)
-            if parts.baseline.spread != "none":
-                formula = formula._replace(logp=_rescale(formula.logp, answer.logp, batch.group, parts.baseline.spread))
-            gradient, expected = (sum_over_rows(case.problem, case.members, x) for x in (answer, formula))
-            difference = (gradient.mean - expected.mean) / (gradient.typical or 1.0)
-            if parts.leaks:  # which is told; the formula is that of the live tokens
-                difference = difference[: -case.problem.space.length]
-            gap = max(gap, float(difference.norm()))
-        unexplained[f"every outcome of {len(cases)} problems, {samples} samples"] = gap
-        problems += len(cases)
-    return replace(parts, unexplained=unexplained, problems=problems)
-
-
-def _read_own(reader: PartReader) -> tuple[Curve, float]:
-    """The coefficient of a token by its own log-ratio, and the middle of its jump at ref, which is left out of it."""
-    ask = lambda x: reader.along(x, [PLACE[1]], PLACE[1])
-    own = read_curve(ask, reader.same)
-    if own.shares or own.is_zero:
-        return own, 0.0
-    below, above = ask(torch.tensor([-BESIDE, BESIDE], dtype=torch.float64)).tolist()
-    middle = (below + above) / 2
-    if abs(middle) <= 1e3 * BESIDE * float(own.points[1][own.points[0].abs() <= 1].abs().max()):
-        return own, 0.0
-    return read_curve(lambda x: torch.where(x == 0, 0.0, ask(x) - middle), reader.same), middle
 
 
 def _read_full(reader: PartReader) -> Curve | None:
@@ -390,40 +321,18 @@ def _read_credits(reader: PartReader, own: Curve, full: Curve | None) -> tuple[C
         seen = token - 1 if bool(later[0] != 0) else token + 1
         if not float(response[seen]):
             seen = int((response * (torch.arange(WIDTH) != token)).nonzero()[0, 0])
-        curve = read_curve(lambda x: reader.along(x, [token], seen), reader.same, list(own.excess or ()))
+        curve = read_curve(lambda x: reader.along(x, seen), reader.same, list(own.excess or ()))
         unit = float(response[seen])
         short = lambda xs: tuple(round_short(float(x) / unit, reader.same) for x in xs)
         credits.append(Credit("sampled", curve, 0.0, short(later), short(earlier)))
-    for source, name in (("exact-reverse", "token_reverse_kl"), ("exact-forward", "token_forward_kl")):
-        credits.append(reader.read_credit(source, name, STEP))
-    whole = full if full is not None else _find_detached(reader)
-    if whole is not None and whole.excess:
-        inputs = reader.base.with_entries("tilt", {PLACE: STEP})
-        credits.append(reader.read_credit("full", "tilt", float(tilted_divergence(whole, inputs)[PLACE]), whole))
-    return tuple(c for c in credits if c is not None)
-
-
-def _find_detached(reader: PartReader) -> Curve | None:
-    """The full-vocabulary divergence that multiplies scores, where none is differentiated."""
-    if not reader.takes_logits:
-        return None
-    tilts = torch.tensor([-1.5, -STEP, STEP, 1.5], dtype=torch.float64)
-    responses = torch.stack([reader.own_responses("tilt", float(x)) for x in tilts])
-    values = responses[:, responses.abs().sum(0).argmax()]
-    if not bool(values.abs().max() > reader.same):
-        return None
-    inputs = [reader.base.with_entries("tilt", {PLACE: float(x)}) for x in tilts]
-    for name in FULL_VOCABULARY:
-        curve = Curve({name: 1.0}, (GRID, function_of(name)(GRID)), torch.zeros_like)
-        divergence = torch.stack([tilted_divergence(curve, x)[PLACE] for x in inputs])
-        weight = float(values @ divergence / divergence.square().sum())
-        if float((weight * divergence - values).abs().max()) <= 10 * reader.same * float(values.abs().max()):
-            return curve
-    return None
-
-
-FULL_VOCABULARY = ("reverse-kl", "forward-kl", "jensen-shannon", "chi-square", "hellinger")
-"""Divergences over a vocabulary that are tried first."""
+    if full is not None and full.excess:
+        moved = reader.base.with_entries("tilt", {PLACE: STEP})
+        response = reader.own_responses("tilt") / float(tilted_divergence(full, moved)[PLACE])
+        if bool(response.abs().max() > reader.same):
+            short = lambda xs: tuple(round_short(float(x), reader.same) for x in xs)
+            later, earlier = short(response[:token].flip(0)), short(response[token + 1 : TOKENS])
+            credits.append(Credit("full", full, float(response[token]), later, earlier))
+    return tuple(credits)
 
 
 VOCABULARY = 512
@@ -445,8 +354,6 @@ def _read_large_vocabulary(subject: Subject, parts: Anatomy) -> Anatomy:
         ref_logp=ref_logp,
         old_logp=logp,
         behavior_logp=logp,
-        token_reverse_kl=(policy.exp() * (policy - ref)).sum(-1),
-        token_forward_kl=(ref.exp() * (ref - policy)).sum(-1),
         logits=policy,
         ref_logits=ref,
         behavior_logits=policy,
@@ -481,7 +388,7 @@ def _difference(parts: Anatomy, inputs: ProbeInputs, answer: Derivatives) -> flo
     inside = inputs.mask if not parts.late else inputs.mask & inputs.mask.roll(-1, 1) & inputs.mask.roll(1, 1)
     if parts.late:
         inside = inside & (torch.arange(inside.shape[1]) > 0)
-    if parts.level != "token":  # beyond that our exponentials saturate, and those of others overflow
+    if parts.level == "completion":  # beyond that our exponentials saturate, and those of others overflow
         inside = inside & (torch.where(inputs.mask, inputs.log_ratio, 0.0).sum(-1, keepdim=True).abs() < REACH)
     gap, size = 0.0, 0.0
     for a, f in zip(answer, formula, strict=True):
@@ -491,12 +398,12 @@ def _difference(parts: Anatomy, inputs: ProbeInputs, answer: Derivatives) -> flo
         if parts.baseline.spread != "none":
             if bool((f.abs() > ROUNDED).any()) and not bool(a.any()):
                 return 1.0  # no spread divides it to 0
-            f = _rescale(f, a, inputs.group, parts.baseline.spread)
+            f = rescale(f, a, inputs.group, parts.baseline.spread)
         gap, size = max(gap, float((a - f).abs().max())), max(size, float(a.abs().max()))
     return gap / size if size else gap
 
 
-def _rescale(formula: Tensor, answer: Tensor, group: Tensor, spread: str) -> Tensor:
+def rescale(formula: Tensor, answer: Tensor, group: Tensor, spread: str) -> Tensor:
     """The formula with one factor per group, or per batch, which stands for its spread."""
     group = group if spread == "group" else torch.zeros_like(group)
     none = formula.new_zeros(int(group.max()) + 1)
@@ -507,9 +414,8 @@ def _rescale(formula: Tensor, answer: Tensor, group: Tensor, spread: str) -> Ten
 def _baselines(couples_rows: bool) -> Iterator[Baseline]:
     yield Baseline()
     if couples_rows:
-        names = ("leave-one-out", "group-mean", "batch-mean", "batch-leave-one-out")
-        for name, ended, covers in product(names, ("credit", "zero", "left-out"), ("all", "credit", "beside")):
-            yield Baseline(name, ended, covers)
+        names, both = ("leave-one-out", "group-mean", "batch-mean"), (True, False)
+        yield from (Baseline(*choice) for choice in product(names, both, both))
         yield Baseline("token-mean")
         yield Baseline("return-mean")
 
@@ -537,12 +443,6 @@ def _choose_baseline(reader: PartReader, parts: Anatomy, couples_rows: bool) -> 
             credits = tuple(c.times(factor) for c in parts.credits)
             option = replace(parts, own=parts.own.times(factor), credits=credits, baseline=baseline)
             yield option
-            if parts.unit.name == "other" and parts.level == "token" and any(c.source == "sampled" for c in credits):
-                of_mean = read_curve(lambda x: reader.along(x, range(TOKENS), PLACE[1]), reader.same)
-                for unit in UNITS:
-                    if unit.name == "completion-mean":
-                        own = of_mean.times(float(reader.shares()[0, 0] / unit.shares(reader.base)[0, 0]))
-                        yield replace(option, level="mean", unit=unit, own=own, credits=())
             if parts.unit.name == "other":
                 divided = tuple(replace(c, divided=c.source == "sampled") for c in credits)
                 for unit in UNITS:
@@ -564,24 +464,21 @@ def _choose_baseline(reader: PartReader, parts: Anatomy, couples_rows: bool) -> 
     return best
 
 
-RATIOS = ("none", "token", "prefix", "before", "sequence", "mean")
+RATIOS = ("none", "token", "prefix", "sequence", "mean")
 
 
 def _choose_samples(reader: PartReader, parts: Anatomy) -> Anatomy:
     inputs = reader.at_random([TOKENS] * ROWS, stale=0.02, seed=2)
     has_exact = parts.is_exact or any(c.source != "sampled" for c in parts.credits)
+    has_others = parts.baseline.name != "none"
+    of = lambda condition: (False, True) if condition else (False,)
 
     def candidates() -> Iterator[Anatomy]:
         for ratio in RATIOS:
-            flags = product(
-                (False, True) if parts.credits else (False,),
-                (False, True) if has_exact and ratio == "prefix" else (False,),
-                (True, False) if parts.constant or any(parts.entropy) else (True,),
-                ("difference", "credit", "both") if parts.baseline.name != "none" else ("difference",),
-                (False, True),
-            )
-            for per_decision, before, constant, on_baseline, frozen in flags:
-                yield replace(parts, samples=Samples(ratio, per_decision, None, before, constant, on_baseline, frozen))
+            before = of(has_exact and ratio == "prefix")
+            for flags in product(of(parts.credits), before, of(has_others), (False, True)):
+                per_decision, before_only, on_others, frozen = flags
+                yield replace(parts, samples=Samples(ratio, per_decision, None, before_only, on_others, frozen))
 
     best, gap = _best(reader, candidates(), inputs)
     if gap > parts.allowed:
@@ -592,7 +489,7 @@ def _choose_samples(reader: PartReader, parts: Anatomy) -> Anatomy:
     of_value = _bound_of_value(best.own, up, down)
     if of_value is not None:
         return replace(best, samples=replace(best.samples, bound=of_value))
-    if up is not None and up == down and best.baseline.name != "none":
+    if up is not None and up == down and has_others:
         # An estimate that is never negative: the credit of another completion makes the coefficient so.
         down = _read_bound(reader, best, -STEP, AGAINST)
     if up is not None and down is not None and up != down:
@@ -600,18 +497,6 @@ def _choose_samples(reader: PartReader, parts: Anatomy) -> Anatomy:
         if (more.kind, less.kind, less.low) == ("mask", "mask", None):
             up = Bound("ppo", more.low, less.high, more.high)
     return replace(best, samples=replace(best.samples, bound=up))
-
-
-def _choose_gate(reader: PartReader, parts: Anatomy) -> Anatomy:
-    """The parts with the ratio that decides which tokens count, where none weighs them and one does decide."""
-    gates = []
-    for ratio in ("token", "sequence", "mean"):
-        option = replace(parts, samples=replace(parts.samples, ratio=ratio))
-        bound = _read_bound(reader, option, STEP, weighs=False)
-        if bound is not None and bound.kind == "gate":
-            gates.append(replace(option, samples=replace(option.samples, bound=bound)))
-    stale = (reader.at_random(MIXED, stale=2.5, seed=seed) for seed in (16, 17, 18))
-    return _best(reader, iter([parts, *gates]), *stale)[0] if gates else parts
 
 
 AGAINST = -6.0
@@ -630,9 +515,7 @@ def _bound_of_value(own: Curve, up: Bound | None, down: Bound | None) -> Bound |
     return None
 
 
-def _read_bound(
-    reader: PartReader, parts: Anatomy, step: float, against: float = 0.0, *, weighs: bool = True
-) -> Bound | None:
+def _read_bound(reader: PartReader, parts: Anatomy, step: float, against: float = 0.0) -> Bound | None:
     """Where the coefficients stop following the ratio, and what they are then.
 
     Args:
@@ -640,19 +523,16 @@ def _read_bound(
         parts: what is known of it.
         step: the log-ratio of the token.
         against: the log-ratio of a token of another completion of its group.
-        weighs: whether the coefficients are proportional to the ratio; otherwise it only decides which tokens count.
     """
     token = PLACE[1]
-    is_before = parts.samples.ratio == "before" or (parts.samples.ratio == "prefix" and parts.samples.before)
-    columns = range(TOKENS) if parts.samples.ratio == "mean" else (0 if is_before else token,)
+    columns = range(TOKENS) if parts.samples.ratio == "mean" else (0 if parts.samples.before else token,)
 
     def ask(log_weights: Tensor, log_ratios: Tensor, kl: float = 0.0) -> Tensor:
         def read(some: Tensor, base: ProbeInputs, rows: list[int]) -> Tensor:
             moves = {(row, token): float(x) for row, x in zip(rows, log_ratios[some], strict=True)}
             moves |= {(row + 1, token): against for row in rows if against}
             start = base.with_entries("log_ratio", moves)
-            for name in ("tilt", "token_reverse_kl"):
-                start = start.with_entries(name, {(row, token): kl for row in rows})
+            start = start.with_entries("tilt", {(row, token): kl for row in rows})
             stale = {(row, s): float(x) for row, x in zip(rows, log_weights[some], strict=True) for s in columns}
             inputs = start.with_entries("log_weight", stale)
             if parts.samples.frozen:  # the log-ratio that the loss sees stays where it is
@@ -662,12 +542,12 @@ def _read_bound(
         return reader.over(torch.arange(len(log_weights)), read)
 
     def answer(xs: Tensor) -> Tensor:
-        return ask(xs, torch.full_like(xs, step), STEP) - (0.0 if parts.samples.constant else parts.constant)
+        return ask(xs, torch.full_like(xs, step), STEP)
 
     plain, *ends = answer(torch.tensor([0.0, -FAR, FAR], dtype=torch.float64)).tolist()
     if not plain:
         return None
-    follows = lambda xs: (answer(xs) / (plain * xs.exp() if weighs else plain) - 1).abs() <= 10 * reader.same
+    follows = lambda xs: (answer(xs) / (plain * xs.exp()) - 1).abs() <= 10 * reader.same
     edges: list[float | None] = []
     kinds = set()
     for sign, end in zip((-1.0, 1.0), ends, strict=True):
@@ -684,7 +564,7 @@ def _read_bound(
             at_once = 1 if reader.coupled == "batch" else 32
             at = bisect(lambda xs, sign=sign: follows(sign * xs), 0.0, FAR, at_once)
         edges.append(round_short(math.exp(sign * at), 1e-6))
-        kinds.add("truncate" if is_detached else "differentiated" if end else "mask" if weighs else "gate")
+        kinds.add("truncate" if is_detached else "differentiated" if end else "mask")
     if not kinds:
         return None
     kind = kinds.pop() if len(kinds) == 1 else "other"
@@ -736,17 +616,10 @@ def _read_spread(reader: PartReader, empty: Anatomy) -> Anatomy:
     check = reader.at_random(MIXED, seed=1)
 
     def candidates() -> Iterator[Anatomy]:
-        for spread, name, ended, unit in product(
-            ("batch", "group"), ("group-mean", "batch-mean", "return-mean"), ("credit", "zero"), UNITS
-        ):
-            yield replace(
-                empty,
-                own=own,
-                credits=credits,
-                unit=unit,
-                baseline=Baseline(name, ended, "all", spread),
-                allowed=ROUNDED,
-            )
+        names = ("group-mean", "batch-mean", "return-mean")
+        for spread, name, of_ended, unit in product(("batch", "group"), names, (True, False), UNITS):
+            baseline = Baseline(name, of_ended, spread=spread)
+            yield replace(empty, own=own, credits=credits, unit=unit, baseline=baseline, allowed=ROUNDED)
 
     best, _ = _best(reader, candidates(), check)
     best = _choose_samples(reader, _with_sign(reader, best))
@@ -798,91 +671,47 @@ def _with_sign(reader: PartReader, parts: Anatomy) -> Anatomy:
 # What a loss depends on that the formula does not have.
 
 
-def _read_again(
-    reader: PartReader, subject: Subject, advantages: Advantages, *, has_entries: bool
-) -> Iterator[Anatomy]:
-    """The parts of what is left of a loss without a power of the probability, or at the temperature of its logits."""
-    power = _read_power(reader)
-    if power:
-        yield read_anatomy(subject, advantages, power)
-    temperature = _read_temperature(reader) if has_entries else 1.0
-    if temperature != 1:
-        tempered = read_anatomy(replace(subject, temperature=temperature), advantages)
-        yield replace(tempered, temperature=temperature)
-
-
-def _read_power(reader: PartReader) -> float:
-    """The power of a token's own probability that multiplies its coefficient; 0 if it is none of the coefficient."""
-    random = reader.at_random([TOKENS] * ROWS)
-    lower = replace(random, logp=random.logp - 1)
-    factors = (reader.read(lower).score / reader.read(random).score)[random.mask]
-    one = float(factors[0])
-    is_alike = bool(((factors - one).abs() <= SINGLE * abs(one)).all())  # also false for NaN
-    return round_short(-math.log(one), SINGLE) if is_alike and one > 0 and abs(one - 1) > SINGLE else 0.0
-
-
-def _read_temperature(reader: PartReader) -> float:
-    """By what the logits are divided: the coefficient of a rare entry is a power of its probability."""
-    moved = reader.base.with_entries("tilt", {PLACE: STEP})
-    at = lambda odds: replace(moved, odds=odds + 0 * moved.odds, logp=2 * RARE_ODDS + 0 * moved.logp)
-    more, less = (abs(float(reader.read(at(odds)).full[PLACE])) for odds in (RARE_ODDS / 2, RARE_ODDS))
-    if not more or not less:
-        return 1.0
-    power = 1 + math.log(less / more) / (RARE_ODDS / 2)
-    return round_short(1 / power, SINGLE) if power > SINGLE else 1.0
-
-
 def _find_causes(reader: PartReader, parts: Anatomy) -> tuple[str, ...]:
     """What changes the coefficients though the formula says that it does not."""
-    live = reader.base.mask
+    is_other = lambda x, y: bool((x - y).abs().max() > 100 * reader.same * max(float(x.abs().max()), reader.same))
+    differ = lambda *inputs: any(map(is_other, *map(reader.read, inputs)))
     random = reader.at_random([TOKENS] * ROWS, seed=11)
-    none = torch.zeros_like(random.tilt)
-    plain = replace(random, tilt=none, odds=none + ODDS)
-    differ = lambda x, y: bool((x - y).abs().max() > 100 * reader.same * max(float(x.abs().max()), reader.same))
-
-    def gain(entries: dict[tuple[int, int], float], place: tuple[int, int] = PLACE) -> Tensor:
-        """What the log-ratio of one token adds to its own coefficient, beside these of other tokens."""
-        moved, start = (
-            reader.read(reader.base.with_entries("log_ratio", x)).score for x in (entries | {place: STEP}, entries)
-        )
-        return (moved - start)[place]
-
+    plain = replace(random, tilt=0 * random.tilt, odds=ODDS + 0 * random.odds)
+    less = torch.arange(ROWS * WIDTH).reshape(ROWS, WIDTH) % 3 * plain.mask
     several = reader.at_random([*MIXED, 6, 9, 3, 9], seed=12)
-    turn = lambda x: x.roll(GROUP, 0)  # other halves of the batch, the same groups
-    fields = ("log_ratio", "log_weight", "logp", "mask", "token_reverse_kl", "token_forward_kl", "odds", "tilt")
-    turned = reader.read(replace(several, **{name: turn(getattr(several, name)) for name in fields}))
-    less = replace(plain, logp=plain.logp - torch.arange(ROWS * WIDTH).reshape(ROWS, WIDTH) % 3 * live)
-    unit = reader.unit if reader.unit.name != "other" else Unit("sum")
-    odd = ProbeInputs.at_reference([TOKENS] * (ROWS + 1), WIDTH, 3) if reader.coupled == "none" else None
-    wider = reader.at_reference([TOKENS] * (ROWS + GROUP)) if odd is None else odd
-    more = (reader.read(wider.with_entries("log_ratio", {PLACE: STEP})).score - reader.read(wider).score)[PLACE]
-    more = more / unit.shares(wider)[0, 0] * unit.shares(reader.base)[0, 0]
-    rest = replace(plain, odds=none - 2 * ODDS)
-    values = reader.read(random).score
+    tables = ("log_ratio", "log_weight", "logp", "mask", "odds", "tilt")
+    turned = replace(several, **{name: getattr(several, name).roll(GROUP, 0) for name in tables})
+    turned_back = lambda inputs: Derivatives(*(x.roll(-GROUP, 0) for x in reader.read(inputs)))
+
+    def gain(place: tuple[int, int], beside: dict[tuple[int, int], float], base: ProbeInputs = reader.base) -> Tensor:
+        """What the log-ratio of one token adds to its own coefficient, beside these of other tokens."""
+        some, more = (base.with_entries("log_ratio", x) for x in (beside, beside | {place: STEP}))
+        unit = reader.unit if reader.unit.name != "other" else Unit("sum")
+        return (reader.read(more).score - reader.read(some).score)[place] / unit.shares(base)[place[0], 0]
+
+    alone = gain(PLACE, {})
+    more, group = (1, 3) if reader.coupled == "none" else (GROUP, GROUP)  # an odd number, unless a group is needed
+    larger = reader.at_reference([TOKENS] * (ROWS + more), WIDTH, group)
     causes = {
-        "a rounding to bfloat16": len(values.unique()) > 8 and bool((values == values.bfloat16()).all()),
-        "the order of the completions in the batch": any(
-            differ(turn(a), b) for a, b in zip(reader.read(several), turned, strict=True)
-        ),
-        "the probability of the token itself": differ(reader.read(plain).score, reader.read(less).score),
-        "the other entries of the vocabulary": differ(reader.read(plain).score, reader.read(rest).score)
+        "the order of the completions in the batch": any(map(is_other, reader.read(several), turned_back(turned))),
+        "the probability of the token itself": differ(plain, replace(plain, logp=plain.logp - less)),
+        "the other entries of the vocabulary": differ(plain, replace(plain, odds=plain.odds - 3 * ODDS))
         or (parts.full is not None and not parts.full.shares),
-        "the position of the token": any(differ(gain({}), gain({}, (0, t))) for t in (0, 2)),
-        "the number of completions": differ(gain({}), more),
-        "the log-ratios of the completion's other tokens": differ(gain({}), gain({(0, 1): 2.0, (0, 7): 2.0})),
-        "the log-ratios of other completions": differ(gain({}), gain({(ROWS - 1, 1): 2.0, (1, 2): -2.0})),
+        "the position of the token": any(is_other(alone, gain((0, t), {})) for t in (0, 2)),
+        "the number of completions": is_other(alone, gain(PLACE, {}, larger)),
+        "the log-ratios of the completion's other tokens": is_other(alone, gain(PLACE, {(0, 1): 2.0, (0, 7): 2.0})),
+        "the log-ratios of other completions": is_other(alone, gain(PLACE, {(ROWS - 1, 1): 2.0, (1, 2): -2.0})),
     }
     return tuple(name for name, matters in causes.items() if matters)
 
 
 def _sees_reference(reader: PartReader) -> bool:
     """Whether the reference changes the gradient at random inputs, in a batch of even and one of odd size."""
-    of_ref = ("log_ratio", "tilt", "token_reverse_kl", "token_forward_kl")
     for lengths in (MIXED, MIXED[:3]):
-        inputs, other = (reader.at_random(lengths, seed=seed) for seed in (13, 14))
-        inputs = replace(inputs, logp=torch.minimum(inputs.logp, other.logp))  # no log-prob of ref is above 0
-        changed = replace(inputs, **{name: getattr(other, name) for name in of_ref})
-        pairs = zip(reader.read(inputs), reader.read(changed), strict=True)
+        one, other = (reader.at_random(lengths, seed=seed) for seed in (13, 14))
+        one = replace(one, logp=torch.minimum(one.logp, other.logp))  # no log-prob of ref is above 0
+        changed = replace(one, log_ratio=other.log_ratio, tilt=other.tilt)
+        pairs = zip(reader.read(one), reader.read(changed), strict=True)
         if any(bool((a - b).abs().max() > 10 * reader.same * float(a.abs().max())) for a, b in pairs):
             return True
     return False
@@ -906,6 +735,5 @@ def _compare(reader: PartReader, parts: Anatomy) -> dict[str, float]:
     if parts.is_exact:
         # Beside small log-ratios: an estimate at large ones would hide that the divergence is clamped.
         far = reader.at_random(MIXED, seed=15)
-        larger = {name: 6 * getattr(far, name) for name in ("tilt", "token_reverse_kl", "token_forward_kl")}
-        probes["large divergences of a token"] = replace(far, **larger)
+        probes["large divergences of a token"] = replace(far, tilt=6 * far.tilt)
     return {name: _difference(parts, inputs, reader.read(inputs)) for name, inputs in probes.items()}

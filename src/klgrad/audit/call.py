@@ -13,7 +13,7 @@ from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from itertools import product
-from types import FunctionType, ModuleType
+from types import ModuleType
 from typing import Any, Literal
 
 import torch
@@ -23,7 +23,7 @@ from ..core.rollout import Rollout
 from ..enumeration import autoregressive
 from ..errors import LossCallError, LossOutputError, UnknownNameError
 from ..support import ARGUMENTS, LOGITS, argument_role
-from .batch import Batch, from_problem
+from .probes import Batch, from_problem
 
 # What a role stands for: a tensor of the batch in the form that the loss wants, or the whole batch.
 
@@ -45,15 +45,14 @@ class Form:
         advantages: one per completion, (B,), or one per token, (B, T).
         mask: whether it is bool, of integers, or of the type of the log-probs.
         labels: the label of a masked token.
-        layout: `aligned` where the logits at a position are those of the token there. `shifted` where they are those
-            of the next token, with one prompt token in front: `logits[:, :-1]` belongs to `labels[:, 1:]`. `longer`
-            where only the logits have a further position, after the last token.
+        is_shifted: whether the logits at a position are those of the next token, with one prompt token in front:
+            `logits[:, :-1]` belongs to `labels[:, 1:]`. Otherwise they are those of the token there.
     """
 
     advantages: Literal["completion", "token"] = "token"
     mask: Literal["bool", "int", "float"] = "bool"
     labels: int = IGNORED
-    layout: Literal["aligned", "shifted", "longer"] = "aligned"
+    is_shifted: bool = False
 
     def tensor(self, batch: Batch, role: str) -> Tensor:
         """The tensor of a role."""
@@ -69,12 +68,12 @@ class Form:
         if role == "labels":
             return self._after_prompt(torch.where(batch.mask, batch.tokens, self.labels), IGNORED)
         x: Tensor = getattr(batch, role)
-        if role in LOGITS.values() and self.layout != "aligned":
+        if role in LOGITS.values() and self.is_shifted:
             return torch.cat([x, x[:, -1:].detach().flip(-1)], 1)  # after the last token: any logits
         return x
 
     def _after_prompt(self, x: Tensor, first: int | bool) -> Tensor:
-        return torch.cat([x.new_full((len(x), 1), first), x], 1) if self.layout == "shifted" else x
+        return torch.cat([x.new_full((len(x), 1), first), x], 1) if self.is_shifted else x
 
     def describe(self, role: str) -> str:
         """A role with the shape and the kind of its tensor: `mask (B, T) bool`."""
@@ -333,9 +332,6 @@ def construct(loss: type | Method, name: str, settings: Settings) -> tuple[Any, 
     except (ValueError, TypeError) as error:
         raise LossCallError(f"{name} to have a constructor", str(error), "pass an instance") from error
     known = {n for n, p in parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
-    if _takes_any(parameters):  # what the call does not name is for `**kwargs` of the constructor
-        call = getattr(cls, loss.name) if isinstance(loss, Method) else getattr(cls, "forward", cls.__call__)
-        known |= {n for n in settings if n not in inspect.signature(call).parameters}
     arguments = {n: x for n, x in settings.items() if n in known and not isinstance(x, Role)}
     required = [n for n, p in parameters.items() if p.default is p.empty and p.kind not in VARIADIC]
     lacking = [n for n in required if n not in arguments]
@@ -375,8 +371,7 @@ class UserLoss:
     Attributes:
         function: what is called.
         roles: parameter to the role of what it receives.
-        values: parameter to a setting, or to the default of a positional one.
-        positional: the parameters that must be given by position, in order.
+        values: parameter to a setting.
         settings: the names of all settings, those of a constructor included.
         form: how it wants its tensors.
         label: the function as code, with the constructor of its class.
@@ -385,7 +380,6 @@ class UserLoss:
     function: Callable[..., object]
     roles: dict[str, str]
     values: dict[str, object]
-    positional: tuple[str, ...]
     settings: frozenset[str] = frozenset()
     form: Form = Form()
     label: str = ""
@@ -404,19 +398,11 @@ class UserLoss:
 
     def _of_arrays(self, arrays: dict[str, Any]) -> object:
         arrays = arrays | ({"batch": Record(arrays)} if "batch" in self.roles.values() else {})
-        arguments = self.values | {name: arrays[role] for name, role in self.roles.items()}
-        by_position = [arguments.pop(name) for name in self.positional]
-        return self.function(*by_position, **arguments)
+        return self.function(**self.values, **{name: arrays[role] for name, role in self.roles.items()})
 
     def uses(self, role: str) -> bool:
         """Whether the loss may look at the tensor of a role."""
         return role in self.roles.values() or "batch" in self.roles.values()
-
-    @property
-    def numbers(self) -> dict[str, int]:
-        """The loss's own parameters that are integers: settings, and defaults."""
-        defaults = {n: p.default for n, p in inspect.signature(self.function).parameters.items()}
-        return {name: x for name, x in (defaults | self.values).items() if type(x) is int}
 
     @property
     def text(self) -> str:
@@ -430,10 +416,8 @@ class UserLoss:
         names = {role: n for n, role in self.roles.items()}
         logits = names.get("logits", "logits")
         tokens = next((names[role] for role in ("labels", "tokens", "mask") if role in names), "tokens")
-        if self.form.layout == "shifted":
+        if self.form.is_shifted:
             return f"{line}; {logits}[:, :-1] belongs to {tokens}[:, 1:], with one prompt token in front"
-        if self.form.layout == "longer":
-            return f"{line}; {logits}[:, :-1] belongs to {tokens}, with logits after the last token"
         return f"{line}; {logits}[:, t] belongs to {tokens}[:, t], with no prompt token" if "logits" in names else line
 
 
@@ -462,14 +446,12 @@ def fill(loss: Callable[..., object], name: str, settings: Settings) -> UserLoss
             roles[n] = role
         elif p.default is p.empty:
             unknown.append(n)
-        elif p.kind is p.POSITIONAL_ONLY:
-            values[n] = p.default
     if _takes_any(parameters):
         taken = {*roles.values(), *named, *settings}
         roles |= {role: role for role in TENSORS if role not in taken}
     if unknown or not roles:
         raise _refusal(name, list(named), unknown)
-    return UserLoss(loss, roles, values, tuple(n for n, p in named.items() if p.kind is p.POSITIONAL_ONLY))
+    return UserLoss(loss, roles, values)
 
 
 def _role(p: inspect.Parameter) -> str | None:
@@ -529,18 +511,18 @@ def in_its_form(loss: UserLoss) -> UserLoss:
     no size equals another; where it expects (B,), `advantages[:, None]` would silently accept (B, T) too.
     """
     choices = product(
-        ("aligned", "shifted", "longer") if loss.uses("logits") else ("aligned",),
+        (False, True) if loss.uses("logits") else (False,),
         (IGNORED, PROMPT) if loss.uses("labels") else (IGNORED,),
         ("bool", "int", "float") if loss.uses("mask") else ("bool",),
         ("completion", "token") if loss.uses("advantages") else ("token",),
     )
-    for layout, label, mask, advantages in choices:
-        trial = replace(loss, form=Form(advantages, mask, label, layout))
+    for is_shifted, label, mask, advantages in choices:
+        trial = replace(loss, form=Form(advantages, mask, label, is_shifted))
         used = _used_positions(trial)
         if used is None:
             continue
-        if layout == "aligned" and used[:-1].any() and not used[-1]:  # it leaves the last logits out: it shifts
-            shifted = replace(loss, form=replace(trial.form, layout="shifted"))
+        if not is_shifted and used[:-1].any() and not used[-1]:  # it leaves the last logits out: it shifts
+            shifted = replace(loss, form=replace(trial.form, is_shifted=True))
             used = _used_positions(shifted)
             return shifted if used is not None and bool(used.all()) else trial
         return trial
@@ -639,30 +621,18 @@ PACKAGES: dict[str, Library] = {"torch": "torch", "jax": "jax", "jaxlib": "jax",
 
 
 def library_of(loss: object) -> Library:
-    """The library that the code of a loss names; or that of the functions that it calls, or of its module.
+    """The library that the code of a loss names, or else its module.
 
     Example:
         >>> from klgrad.audit.call import library_of
         >>> library_of(lambda logp, ref_logp: (logp - ref_logp).square())
         'torch'
     """
-    level: list[object] = [loss]
-    seen: set[int] = set()
-    while level:
-        values = [x for f in level if id(f) not in seen for x in _values_in(f)]
-        seen |= {id(f) for f in level}
-        library = _first_library((*level, *values))
-        if library:
-            return library
-        level = values
-    return _first_library(getattr(_function_behind(loss), "__globals__", {}).values()) or "torch"
-
-
-def _first_library(values: Any) -> Library | None:
-    """By the packages that modules, functions, classes and other values are from."""
-    names = (x.__name__ if isinstance(x, ModuleType) else getattr(x, "__module__", type(x).__module__) for x in values)
-    packages = {str(name).partition(".")[0] for name in names}
-    return next((library for package, library in PACKAGES.items() if package in packages), None)
+    function: Any = _function_behind(loss)
+    known = getattr(function, "__globals__", {})
+    names = function.__code__.co_names if known else ()
+    named = [ModuleType(name) if name in PACKAGES else known.get(name) for name in names]
+    return _first_library(named) or _first_library(known.values()) or "torch"
 
 
 def _function_behind(x: Any) -> object:
@@ -673,17 +643,11 @@ def _function_behind(x: Any) -> object:
     return inspect.unwrap(getattr(x, "__func__", x))
 
 
-def _values_in(loss: object) -> Iterator[object]:
-    """What the names in a function stand for, and the modules that it imports."""
-    function = _function_behind(loss)
-    if not isinstance(function, FunctionType):
-        return
-    with suppress(ValueError):  # a variable that has no value yet
-        names = inspect.getclosurevars(function)
-        values = [*names.nonlocals.values(), *names.globals.values()]
-        yield from values
-        yield from (getattr(x, n) for x in values if isinstance(x, ModuleType) for n in names.unbound if hasattr(x, n))
-        yield from (ModuleType(n) for n in names.unbound if n.partition(".")[0] in PACKAGES)
+def _first_library(values: Iterable[Any]) -> Library | None:
+    """By the packages that modules, functions, classes and other values are from."""
+    names = (x.__name__ if isinstance(x, ModuleType) else getattr(x, "__module__", type(x).__module__) for x in values)
+    packages = {str(name).partition(".")[0] for name in names}
+    return next((library for package, library in PACKAGES.items() if package in packages), None)
 
 
 # The value of a loss by another library, through which gradients flow.

@@ -9,14 +9,13 @@ import torch
 from torch import Tensor
 
 from ..core.divergences import named
-from .batch import Batch
 from .probes import (
     ESTIMATES,
     EXACT,
     EXCESS,
     GROUP,
-    ROWS,
     TOKENS,
+    Batch,
     Curve,
     Derivatives,
     ProbeInputs,
@@ -63,10 +62,9 @@ class Bound:
     """A bound on a ratio.
 
     Attributes:
-        kind: `truncate` on one side, `clip` on both, `mask`, which is 0 outside, `gate`, which is 0 outside and 1
-            inside, so that the ratio weighs nothing, `ppo`, which is 0 above the bound for tokens that are made more
-            likely, and below it for those that are made less likely, or `value`, which is 0 where the ratio times an
-            estimate of the token's KL is above it.
+        kind: `truncate` on one side, `clip` on both, `mask`, which is 0 outside, `ppo`, which is 0 above the bound for
+            tokens that are made more likely, and below it for those that are made less likely, or `value`, which is 0
+            where the ratio times an estimate of the token's KL is above it.
         low, high: where it begins.
         dual: of `ppo`, the ratio above which tokens that are made less likely have no gradient either, or None.
         estimate: of `value`, the name of the estimate.
@@ -89,8 +87,8 @@ class Bound:
         """The ratio within its bound; of `ppo` and `value` the ratio itself."""
         if self.kind in ("ppo", "value"):
             return ratio
-        if self.kind in ("mask", "gate"):
-            return torch.where(self.holds(ratio), ratio if self.kind == "mask" else 1.0, 0.0)
+        if self.kind == "mask":
+            return torch.where(self.holds(ratio), ratio, 0.0)
         return ratio.clamp(self.low, self.high)
 
     def to_dict(self) -> dict[str, Any]:
@@ -107,14 +105,11 @@ class Samples:
     """How the ratio π/μ to the sampler enters.
 
     Attributes:
-        ratio: `none`, `token`, `prefix`, `before` (that of the tokens before), `sequence`, `mean` (a geometric mean
-            over the completion) or `other`.
+        ratio: `none`, `token`, `prefix`, `sequence`, `mean` (a geometric mean over the completion) or `other`.
         per_decision: whether the estimate of a later token carries the ratio of that token's own prefix.
         bound: of the ratio, or None.
         before: whether an exact term carries the ratio of the tokens before it only, its own being summed over.
-        constant: whether a constant carries the ratio too.
-        on_baseline: what carries the ratio where there is a baseline: the `difference` from it, the `credit` of each
-            completion, or `both`, the credits and then the mean of the others.
+        on_others: whether the credits that a baseline is the mean of carry the ratios of their own completions.
         frozen: whether log π/ref is that of the sampler, which does not move with π.
     """
 
@@ -122,14 +117,8 @@ class Samples:
     per_decision: bool = False
     bound: Bound | None = None
     before: bool = False
-    constant: bool = True
-    on_baseline: str = "difference"
+    on_others: bool = False
     frozen: bool = False
-
-    @property
-    def weight(self) -> str:
-        """The ratio that the coefficients carry: `none` for one that only decides which tokens count."""
-        return "none" if self.bound is not None and self.bound.kind == "gate" else self.ratio
 
     def weights(self, inputs: ProbeInputs, *, before: bool = False) -> Tensor:
         """(B, T) the ratio of each token within its bound."""
@@ -146,7 +135,6 @@ class Samples:
             "other": torch.zeros_like(log_weight),
             "token": log_weight,
             "prefix": running - log_weight if before else running,
-            "before": running - log_weight,
             "sequence": total,
             "mean": total / inputs.mask.sum(-1, keepdim=True).clamp(min=1),
         }[self.ratio]
@@ -158,8 +146,8 @@ class Credit:
     """An estimate of each token's divergence, which stands on the scores of other tokens.
 
     Attributes:
-        source: `sampled`, `exact-reverse`, `exact-forward` or `full`.
-        curve: the estimate as a function of the log-ratio, for `sampled`; the divergence's slope for `full`.
+        source: `sampled`, or `full` for a sum over the vocabulary.
+        curve: the estimate as a function of the log-ratio; for `full` the slope of the divergence.
         now: weight on the token's own score; that of `sampled` is in the own curve.
         later: weights of the tokens after it, by distance.
         earlier: weights of the tokens before it, by distance.
@@ -168,25 +156,19 @@ class Credit:
     """
 
     source: str
-    curve: Curve | None
+    curve: Curve
     now: float
     later: tuple[float, ...]
     earlier: tuple[float, ...]
     divided: bool = False
 
     def times(self, factor: float) -> "Credit":
-        """The credit multiplied by a factor: the curve of `sampled`, and the weights of the others."""
-        if self.source == "sampled":
-            return replace(self, curve=self.curve and self.curve.times(factor))
-        scaled = lambda weights: tuple(w * factor for w in weights)
-        return replace(self, now=self.now * factor, later=scaled(self.later), earlier=scaled(self.earlier))
+        """The credit multiplied by a factor."""
+        return replace(self, curve=self.curve.times(factor))
 
     def values(self, inputs: ProbeInputs) -> Tensor:
         """(B, T) the estimates, 0 where masked."""
-        if self.curve is None:
-            values = inputs.token_reverse_kl if self.source == "exact-reverse" else inputs.token_forward_kl
-        else:
-            values = tilted_divergence(self.curve, inputs) if self.source == "full" else self.curve(inputs.log_ratio)
+        values = tilted_divergence(self.curve, inputs) if self.source == "full" else self.curve(inputs.log_ratio)
         return torch.where(inputs.mask, values, 0.0)
 
     def matrix(self, width: int) -> Tensor:
@@ -211,18 +193,18 @@ class Baseline:
     """What is subtracted from the credit of a token.
 
     Attributes:
-        name: `none`, `leave-one-out`, `group-mean`, `batch-mean`, `batch-leave-one-out`, `token-mean` (the mean of
-            the batch's tokens, before they are summed), `return-mean` (after they are summed) or `other`.
-        ended: how a completion that has ended enters the mean: with its `credit`, as `zero`, or it is `left-out`.
-        covers: `all` of the coefficient, or only the `credit` that stands in a reward, with or `beside` the token's
-            own.
+        name: `none`, `leave-one-out`, `group-mean`, `batch-mean`, `batch-leave-one-out` (of advantages only),
+            `token-mean` (the mean of the batch's tokens, before they are summed), `return-mean` (after they are
+            summed) or `other`.
+        of_ended: whether a completion that has ended enters the mean with its credit, and not as 0.
+        covers_all: whether it is subtracted from all of the coefficient, and not from the credit in a reward alone.
         spread: `none`, or the `group` or `batch` by whose spread the rest is divided.
         signed: whether it is no spread but a number that can be negative, such as the mean.
     """
 
     name: str = "none"
-    ended: str = "credit"
-    covers: str = "all"
+    of_ended: bool = True
+    covers_all: bool = True
     spread: str = "none"
     signed: bool = False
 
@@ -236,14 +218,12 @@ class Baseline:
         weights = same.double().expand(len(credit), len(credit)).clone()
         if "leave" in self.name:
             weights.fill_diagonal_(0.0)
-        live = inputs.mask.double()
-        total = weights @ (live if self.ended == "left-out" else torch.ones_like(credit))
-        counted = credit if self.ended == "credit" else credit * live
-        return credit - torch.where(total > 0, weights @ counted / total.clamp(min=1), 0.0)
+        counted = credit if self.of_ended else credit * inputs.mask
+        return credit - weights @ counted / weights.sum(-1, keepdim=True).clamp(min=1)
 
     def own_share(self) -> float:
         """Which share of a token's own response is left in the probes' batch."""
-        return {"group-mean": 1 - 1 / GROUP, "batch-leave-one-out": ROWS / (ROWS - 1)}.get(self.name, 1.0)
+        return 1 - 1 / GROUP if self.name == "group-mean" else 1.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -252,27 +232,21 @@ class Anatomy:
 
     Attributes:
         own: the coefficient of a token's score as a function of its own log-ratio.
-        level: `token`, or `completion` where it is a function of the completion's summed log-ratio, or `mean` where it
-            is one of the mean over its tokens.
-        power: of the token's own probability, which multiplies its coefficient.
-        temperature: by which the logits of both policies are divided. The parts, and the gradient that is compared,
-            are those of the policies at this temperature.
-        exact: weights of the full-vocabulary reverse and forward KL that are differentiated.
+        level: `token`, or `completion` where it is a function of the completion's summed log-ratio.
         full: the coefficient of an entry of the logits as a function of its log-ratio, or None.
         credits: what stands on the scores of other tokens.
         unit, samples, baseline: as their classes say.
         constant: the coefficient at ref.
         entropy: weight of the log-prob itself in the coefficient of the score, and in that of an entry of the logits:
             that of an entropy bonus.
-        entropy_of_whole: whether it is the log-prob of the whole completion that stands in the coefficient.
         late: by how many tokens the reference is late; 0 where it is in its place.
         anchor: `ref`, or `sampler` where the log-probs of the sampler are in the place of ref.
         ends: whether the last token of a completion has a coefficient.
         leaks: whether masked positions have one.
         cut_off: whether a completion that fills its row, as one that was cut off does, has a gradient.
+        sees_reference: False if the reference was seen to change nothing, where the parts are not the loss.
         top_k: of how many entries of a large vocabulary it depends, if not of all.
         lumps_tail: whether the other entries count as one.
-        sees_reference: False if the reference was seen to change nothing, where the parts are not the loss.
         deterministic, finite: whether the same inputs give the same finite numbers.
         finite_at_ref: whether they are finite where all log-ratios are equal, as a spread of 0 is divided by there.
         unexplained: by probe, the share of the coefficients that the formula does not have.
@@ -283,9 +257,6 @@ class Anatomy:
 
     own: Curve
     level: str = "token"
-    power: float = 0.0
-    temperature: float = 1.0
-    exact: tuple[float, float] = (0.0, 0.0)
     full: Curve | None = None
     credits: tuple[Credit, ...] = ()
     unit: Unit = UNITS[0]
@@ -293,7 +264,6 @@ class Anatomy:
     baseline: Baseline = Baseline()
     constant: float = 0.0
     entropy: tuple[float, float] = (0.0, 0.0)
-    entropy_of_whole: bool = False
     late: int = 0
     anchor: str = "ref"
     ends: bool = True
@@ -314,7 +284,6 @@ class Anatomy:
         """The parts of the loss multiplied by a factor."""
         if factor == 1.0 or self.baseline.spread != "none":
             return self
-        reverse, forward = self.exact
         bonus, of_entries = self.entropy
         bound = self.samples.bound
         if bound is not None and bound.beyond is not None:
@@ -323,7 +292,6 @@ class Anatomy:
             self,
             samples=replace(self.samples, bound=bound),
             own=self.own.times(factor),
-            exact=(reverse * factor, forward * factor),
             full=self.full and self.full.times(factor),
             credits=tuple(c.times(factor) for c in self.credits),
             constant=self.constant * factor,
@@ -332,24 +300,24 @@ class Anatomy:
 
     def without_value_bound(self) -> "Anatomy":
         """The parts without a bound of kind `value`: the edges of the curves are those of this bound at ratio 1."""
-        credits = tuple(replace(c, curve=c.curve and c.curve.without_edges()) for c in self.credits)
+        credits = tuple(replace(c, curve=c.curve.without_edges()) for c in self.credits)
         samples = replace(self.samples, bound=None)
         return replace(self, own=self.own.without_edges(), credits=credits, samples=samples)
 
     def derivatives(self, inputs: ProbeInputs) -> Derivatives:
         """What the parts predict at the inputs of a probe."""
-        score, reverse, forward, weights = self._coefficients(inputs)
+        score, weights = self._coefficients(inputs)
         if self.full is None and not self.entropy[1]:
-            return Derivatives(score, reverse, forward, torch.zeros_like(score))
+            return Derivatives(score, torch.zeros_like(score))
         entries = self._of_entries(inputs.batch())
-        return Derivatives(score, reverse, forward, weights * (entries[..., 2] - entries[..., 3]))
+        return Derivatives(score, weights * (entries[..., 2] - entries[..., 3]))
 
     def predict(self, batch: Batch) -> Parts:
         """What the parts predict for any batch: the derivatives by each of its leaves."""
-        score, reverse, forward, weights = self._coefficients(ProbeInputs.of_batch(batch, self.anchor))
+        score, weights = self._coefficients(ProbeInputs.of_batch(batch, self.anchor))
         entries, policy = self._of_entries(batch), batch.logits.detach().softmax(-1)
         on_logits = policy * (entries - (policy * entries).sum(-1, keepdim=True))
-        return Parts(score, reverse, forward, weights[..., None] * on_logits)
+        return Parts(score, weights[..., None] * on_logits)
 
     def _of_entries(self, batch: Batch) -> Tensor:
         """(B, T, V) the coefficient of each entry of the logits."""
@@ -357,80 +325,67 @@ class Anatomy:
         bonus = self.entropy[1] * policy
         return bonus if self.full is None else self.full(policy - batch.ref_logits.log_softmax(-1)) + bonus
 
-    def _coefficients(self, inputs: ProbeInputs) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """(B, T) each: of the score, of the two full-vocabulary KLs, and what the entries' coefficients weigh."""
-        whole_shares = self.unit.shares(inputs)
-        if self.samples.frozen:
+    def _coefficients(self, inputs: ProbeInputs) -> tuple[Tensor, Tensor]:
+        """(B, T) each: of the score, and what the coefficients of the entries weigh."""
+        shares, samples, bound = self.unit.shares(inputs), self.samples, self.samples.bound
+        if samples.frozen:
             inputs = replace(inputs, log_ratio=inputs.log_ratio - inputs.log_weight)
         if not self.cut_off:
             inputs = replace(inputs, mask=inputs.mask & ~inputs.mask.all(-1, keepdim=True))
-        mask, shares = inputs.mask, whole_shares
-        weights = self.samples.weights(inputs)
-        before = self.samples.weights(inputs, before=True) if self.samples.before else weights
-        inner, outer = (
-            (weights, torch.ones_like(weights)) if self.samples.per_decision else (torch.ones_like(weights), weights)
-        )
-        bound, counted, curve, credits = self.samples.bound, mask, self.own, self.credits
+        mask = inputs.mask
+        weights = samples.weights(inputs)
+        before = samples.weights(inputs, before=True) if samples.before else weights
+        one = torch.ones_like(weights)
+        inner, outer = (weights, one) if samples.per_decision else (one, weights)
+
+        # What stands on each score: that of the token itself, and the credit of others.
+        counted, own, credits = mask, self.own, self.credits
         if bound is not None and bound.kind == "value":
             counted = mask & (weights * function_of(bound.estimate)(inputs.log_ratio) <= (bound.high or 0.0))
-            curve, credits = self.without_value_bound().own, self.without_value_bound().credits
-        if self.level != "token":
+            plain = self.without_value_bound()
+            own, credits = plain.own, plain.credits
+        if self.level == "completion":
             whole = torch.where(mask, inputs.log_ratio, 0.0).sum(-1, keepdim=True)
-            own = curve(whole / (mask.sum(-1, keepdim=True).clamp(min=1) if self.level == "mean" else 1)).expand_as(
-                mask
-            )
+            path = own(whole).expand_as(mask)
         else:
-            own = torch.where(counted, curve(inputs.log_ratio), 0.0)
-        if self.baseline.name == "token-mean":
-            own = torch.where(mask, own - own[mask].mean(), 0.0)
-        constant = torch.full_like(own, self.constant)
+            path = torch.where(counted, own(inputs.log_ratio), 0.0)
+        is_by_token = self.baseline.name == "token-mean"
+        by_token = lambda x: torch.where(mask, x - x[mask].mean(), 0.0) if is_by_token else x
+        path, constant = by_token(path), torch.full_like(path, self.constant)
         if bound is not None and bound.beyond is not None:
-            inside = bound.holds(self.samples.ratios(inputs))
-            own = torch.where(inside | ~mask, own, bound.beyond[0](inputs.log_ratio))
+            inside = bound.holds(samples.ratios(inputs))
+            path = torch.where(inside | ~mask, path, bound.beyond[0](inputs.log_ratio))
             constant = torch.where(inside, constant, bound.beyond[1])
             counted = counted & inside
         by_length = TOKENS / mask.sum(-1, keepdim=True).clamp(min=1)
-        values_of = lambda part: torch.where(counted, part.values(inputs), 0.0)
+        credit = torch.zeros_like(path)
         for part in credits:
-            own = own + values_of(part) * (by_length - 1) if part.divided else own
-        path = torch.zeros_like(own)
-        if self.baseline.covers != "all":
-            own, path = torch.zeros_like(own), own
-            if self.baseline.covers == "credit":
-                own = sum((values_of(c) for c in credits if c.source == "sampled"), own)
-                path = path - own
-        credit = own * inner
-        for part in credits:
-            values = values_of(part)
-            if self.baseline.name == "token-mean":
-                values = torch.where(mask, values - values[mask].mean(), 0.0)
-            of_later = before if part.source != "sampled" and self.samples.per_decision else inner
-            summed = (values * of_later) @ part.matrix(mask.shape[1]).T
+            values = torch.where(counted, part.values(inputs), 0.0)
+            if part.divided:
+                path = path + values * (by_length - 1)
+            of_later = before if part.source != "sampled" and samples.per_decision else inner
+            summed = (by_token(values) * of_later) @ part.matrix(mask.shape[1]).T
             credit = credit + (summed * by_length if part.divided else summed)
-        centred = self.baseline.centre
-        if self.samples.on_baseline == "difference":
-            score = outer * centred(credit, inputs)
-        else:
-            credit = outer * credit
-            mean = credit - centred(credit, inputs)
-            score = credit - mean * (weights if self.samples.on_baseline == "both" else 1.0)
-        score = score + path * weights
-        score = score + constant * (weights if self.samples.constant else 1.0)
+            if part.source == "sampled" and not self.baseline.covers_all:  # the token's own estimate is a credit too
+                credit, path = credit + values * inner, path - values
+        if self.baseline.covers_all:
+            credit, path = credit + path * inner, torch.zeros_like(path)
+
+        # What is subtracted, and the ratios.
+        credit = outer * credit if samples.on_others else credit
+        difference = self.baseline.centre(credit, inputs)
+        score = credit - (credit - difference) * weights if samples.on_others else outer * difference
+        score = score + (path + constant) * weights
         if self.entropy[0]:
-            logp = torch.where(mask, inputs.logp, 0.0)
-            logp = logp.sum(-1, keepdim=True) if self.entropy_of_whole else logp
-            score = score + self.entropy[0] * logp * (weights if self.samples.constant else 1.0)
+            score = score + self.entropy[0] * torch.where(mask, inputs.logp, 0.0) * weights
         if bound is not None and bound.kind == "ppo":
             low, high, dual = bound.low or 0.0, bound.high or math.inf, bound.dual or math.inf
             is_cut = ((score < 0) & (weights > high)) | ((score > 0) & ((weights < low) | (weights > dual)))
             score = torch.where(is_cut, 0.0, score)
         if not self.ends:
             score = score * (mask.cumsum(-1) < mask.sum(-1, keepdim=True))
-        if self.power:
-            score = score * (self.power * inputs.logp).exp()
         live = lambda x: torch.where(mask, x, 0.0) * shares
-        reverse, forward = (live(weight * before) for weight in self.exact)
-        return live(score), reverse, forward, live(before)
+        return live(score), live(before)
 
     @property
     def own_shares(self) -> dict[str, float]:
@@ -438,7 +393,7 @@ class Anatomy:
         own = dict(self.own.shares)
         largest = max(map(abs, own.values()), default=0.0)
         for part in self.credits:
-            if part.divided and part.curve is not None:  # its share of the own curve is that at one length
+            if part.divided:  # its share of the own curve is that at one length
                 for name, w in part.curve.shares.items():
                     for each, sign in SLOPES.get(name, {name: 1.0}).items():
                         own[each] = own.get(each, 0.0) - sign * w
@@ -459,8 +414,6 @@ class Anatomy:
             for name, weight in shares.items():
                 for each, sign in SLOPES.get(name, {name: 1.0}).items():
                     totals[each] = totals.get(each, 0.0) + sign * weight
-        for name, weight in zip(("reverse-kl", "forward-kl"), self.exact, strict=True):
-            totals[name] = totals.get(name, 0.0) + weight
         largest = max(map(abs, totals.values()), default=0.0)
         totals = {name: round_short(w) for name, w in totals.items() if abs(w) > self.allowed * largest}
         return {"other": 1.0} if set(totals) & set(ESTIMATES) else totals
@@ -469,36 +422,34 @@ class Anatomy:
     def scale(self) -> float:
         """By which factor the loss multiplies β near ref, in its unit."""
         curves = [c for c in (self.own, self.full) if c is not None and not c.is_zero]
-        total = sum((c.scale for c in curves), sum(self.exact))
+        total = sum(c.scale for c in curves)
         size = max((float(c.points[1][c.points[0].abs() <= 2].abs().max()) for c in curves), default=1.0)
         return 0.0 if abs(total) < 1e-6 * size else round_short(total, 1e-6)
 
     @property
     def horizon(self) -> "Horizon":
         """How far a token looks ahead."""
-        if self.level != "token":
+        if self.level == "completion":
             return Horizon("all", (1.0,), None, "exact", True)
         future = [c for c in self.credits if any(c.later)]
         if not future:
             return Horizon("none", (), None, "", True)
         part = future[0]
-        shares = {} if part.curve is None else part.curve.shares
+        shares = part.curve.shares
         name = next(iter(shares), "")
-        divergence, of_excess, of_own = self.shares, None, None
-        estimate = "exact"
-        if part.source == "sampled":
-            of_excess = _ratio(shares, self.curve.excess or {})
-            of_own = _ratio(shares, self.own.shares)
+        if part.source == "full":
+            relative, estimate, fits = _ratio(shares, self.curve.shares) or 1.0, "exact", True
+        else:
+            of_excess, of_own = _ratio(shares, self.curve.excess or {}), _ratio(shares, self.own.shares)
             estimate = "excess" if of_excess is not None or (len(shares) == 1 and EXCESS in name) else "other"
             estimate = SHORT.get(name, estimate) if len(shares) == 1 else estimate
-        strength = shares[name] if part.source == "sampled" and len(shares) == 1 else 1.0
-        same = {"exact-reverse": "reverse-kl", "exact-forward": "forward-kl", "sampled": "reverse-kl"}.get(part.source)
-        total = divergence.get(same or "", 0.0) or sum(w for n, w in divergence.items() if n != "other")
-        whole = 1.0 if part.source == "full" else total or 1.0
-        relative = next((x for x in (of_excess, of_own) if x is not None), strength / whole)
+            strength = shares[name] if len(shares) == 1 else 1.0
+            divergence = self.shares
+            whole = divergence.get("reverse-kl", 0.0) or sum(w for n, w in divergence.items() if n != "other") or 1.0
+            relative = next((x for x in (of_excess, of_own) if x is not None), strength / whole)
+            is_reverse = list(divergence) == ["reverse-kl"] and not self.has_edges and estimate in ("k1", "k3")
+            fits = (of_excess is not None or is_reverse) and not part.divided
         weights = tuple(round_short(w * relative, 1e-6) for w in part.later)
-        by_name = list(divergence) == [same] and not self.has_edges and estimate in ("exact", "k1", "k3")
-        fits = part.source == "full" or ((of_excess is not None or by_name) and not part.divided)
         if len(future) > 1:
             return Horizon("other", weights, None, "other", False)
         steps = [b / a for a, b in pairwise((1.0, *weights)) if a]
@@ -512,13 +463,13 @@ class Anatomy:
     @property
     def has_past(self) -> bool:
         """Whether earlier tokens add to the coefficient of a token: mean zero on fresh samples, not on stale ones."""
-        return self.level != "token" or any(any(c.earlier) for c in self.credits)
+        return self.level == "completion" or any(any(c.earlier) for c in self.credits)
 
     @property
     def baseline_drifts(self) -> bool:
         """Whether a baseline has no ratio of the token whose score it is subtracted from, so that it acts if stale."""
         s = self.samples
-        is_bare = s.on_baseline == "credit" or (s.on_baseline == "difference" and s.per_decision)
+        is_bare = s.per_decision and not s.on_others
         return self.baseline.name != "none" and (is_bare or s.ratio not in ("token", "prefix", "sequence"))
 
     @property
@@ -527,7 +478,7 @@ class Anatomy:
         if len(self.credits) != 1 or self.has_edges or self.is_exact:
             return False
         (part,) = self.credits
-        if part.curve is None or part.curve.has_edges or part.divided or part.later != part.earlier:
+        if part.curve.has_edges or part.divided or part.later != part.earlier:
             return False
         (weight, *others) = (w * part.curve.shares.get("reverse-kl", 0.0) for w in part.later)
         return (
@@ -549,7 +500,7 @@ class Anatomy:
     @property
     def is_exact(self) -> bool:
         """Whether a divergence over the vocabulary is differentiated."""
-        return any(self.exact) or self.full is not None
+        return self.full is not None
 
     @property
     def has_edges(self) -> bool:
@@ -560,11 +511,6 @@ class Anatomy:
     def curve(self) -> Curve:
         """The coefficient as a function of the log-ratio: of the sampled token, or of an entry of the logits."""
         return self.full if self.own.is_zero and self.full is not None else self.own
-
-    @property
-    def is_other_policy(self) -> bool:
-        """Whether its policies are not those of the samples: a probability weighs twice, or there is a temperature."""
-        return self.power != 0 or self.temperature != 1
 
     @property
     def is_misplaced(self) -> bool:
@@ -614,8 +560,6 @@ class Anatomy:
             "divided_by_spread": self.baseline.spread != "none" and not self.baseline.signed,
             "constant": self.constant,
             "entropy": sum(self.entropy),
-            "probability_power": self.power,
-            "temperature": self.temperature,
             "additive": self.level == "token" and self.baseline.spread == "none",
             "anchor": self.anchor,
             "reference_late_by": self.late,

@@ -17,11 +17,23 @@ from torch import Tensor
 
 from ..policy_losses import PolicyLoss, PolicyParts, Ratio, Weight
 from ..targets import Verdict
-from .anatomy import MIXED, PLACE, ROUNDED, enumerate_gradients, read_anatomy
-from .batch import Batch, advantage_of, from_problem, proof_cases
+from .anatomy import MIXED, PLACE, ROUNDED, read_anatomy
 from .parts import UNITS, Anatomy, Baseline, Unit
-from .probes import EXACT, HIGHEST_TWIN, ROWS, SINGLE, TOKENS, WIDTH, ProbeInputs, bisect, is_single, round_short
-from .procedure import fresh_name, stale_name
+from .probes import (
+    EXACT,
+    HIGHEST_TWIN,
+    ROWS,
+    SINGLE,
+    TOKENS,
+    WIDTH,
+    Batch,
+    ProbeInputs,
+    bisect,
+    from_problem,
+    is_single,
+    round_short,
+)
+from .procedure import advantage_of, enumerate_gradients, fresh_name, proof_cases, stale_name
 from .subject import Parts, Subject, all_finite, as_subject, evaluate, sum_over_rows
 
 # Inputs and answers.
@@ -50,7 +62,7 @@ class PolicyReader:
     """Asks one loss: what it puts on the scores at chosen ratios and advantages."""
 
     def __init__(self, subject: Subject) -> None:
-        self.subject = subject.large()
+        self.subject = subject
         random = ProbeInputs.at_random(MIXED, WIDTH, stale=0.02, highest=HIGHEST_TWIN)
         rewards = draw_rewards(ROWS)
         answers = [evaluate(self.subject, _batch_of(random, rewards))[1] for _ in range(2)]
@@ -248,8 +260,7 @@ class PolicyAnatomy:
         logits = torch.zeros_like(batch.logits)
         if self.parts.centred_score and stale:
             logits = weight[..., None] * (batch.behavior_logits.softmax(-1) - batch.logits.detach().softmax(-1))
-        none = torch.zeros_like(weight)
-        return Parts(-weight, none, none, logits)
+        return Parts(-weight, logits)
 
 
 # Reading.
@@ -489,12 +500,6 @@ def _name_rest(reader: PolicyReader, best: PolicyAnatomy) -> PolicyAnatomy:
             return replace(option, unexplained=best.unexplained | {ENTRIES: 0.0})
         return replace(best, parts=replace(best.parts, depends_on="vocabulary"))
     unlikely = ProbeInputs.at_reference(MIXED, WIDTH)
-    even = torch.arange(ROWS)[:, None] % 2 == 0
-    at = lambda x: reader.read(
-        replace(unlikely, log_weight=torch.where(even, 0.0, x).double() * unlikely.mask), rewards
-    )
-    if any(_difference(at(0.0).weight, at(x).weight, unlikely.mask & even) > best.allowed for x in (2.0, -2.0)):
-        return replace(best, parts=replace(best.parts, depends_on="other completions"))
     less = reader.read(replace(unlikely, log_weight=random.log_weight), rewards).weight
     if _difference(less, reader.read(random, rewards).weight, random.mask) > best.allowed:
         return replace(best, parts=replace(best.parts, depends_on="probability"))

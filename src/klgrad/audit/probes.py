@@ -1,4 +1,4 @@
-"""Inputs that are chosen freely, and what a loss answers to them.
+"""What a loss is given, chosen freely, and the curves in what it answers.
 
 The derivative of a loss by the log-prob of a sampled token is the coefficient that the loss puts on that token's score.
 Log-ratios to the reference, ratios to the sampler and full-vocabulary KLs are set one at a time, and the derivatives
@@ -9,7 +9,7 @@ slope of.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,8 +26,116 @@ from ..core.divergences import (
     short_number,
 )
 from ..core.estimators import k2, k3
-from .batch import PADDING_LOGP, PADDING_REF_LOGP, Advantages, Batch
-from .subject import Subject, of_reference
+from ..core.rollout import Rollout
+from ..enumeration import Problem
+
+PADDING_LOGP, PADDING_REF_LOGP = -1.25, (-2.5, -0.25)
+"""The log-probs where the mask is 0: plausible and unequal, so that a loss that ignores the mask is detected. The two
+of ref take turns between tokens and between completions, so that no clamp or filter of one sign hides it.
+
+The logits there are those of the first prefix, in which π and ref differ too.
+"""
+
+Advantages = Literal["zero", "random"]
+"""The advantages that a loss receives: 0 for every completion, or random numbers."""
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """One batch of completions: (B, T) tensors, `rewards` and `group` (B,), and logits (B, T, V).
+
+    `logp` and `logits` are autograd leaves. They are independent of each other: the gradient of a loss is the sum of
+    what reaches each of them. `tokens` are the sampled ids, 0 where masked.
+    """
+
+    logp: Tensor
+    ref_logp: Tensor
+    old_logp: Tensor
+    behavior_logp: Tensor
+    mask: Tensor
+    advantages: Tensor
+    rewards: Tensor
+    group: Tensor
+    logits: Tensor
+    ref_logits: Tensor
+    behavior_logits: Tensor
+    tokens: Tensor
+
+    @property
+    def leaves(self) -> tuple[Tensor, Tensor]:
+        """The tensors that a loss may be differentiated by."""
+        return self.logp, self.logits
+
+    @property
+    def token_reverse_kl(self) -> Tensor:
+        """(B, T) KL(π‖ref) of the next token."""
+        return self.divergence(REVERSE_KL)
+
+    @property
+    def token_forward_kl(self) -> Tensor:
+        """(B, T) KL(ref‖π) of the next token."""
+        return self.divergence(FORWARD_KL)
+
+    def divergence(self, generator: Divergence) -> Tensor:
+        """(B, T) a divergence over the vocabulary."""
+        return generator.over(self.logits.log_softmax(-1), self.ref_logits.log_softmax(-1))
+
+    @property
+    def group_size(self) -> int:
+        """Completions per group, the same for all groups of a batch."""
+        return int((self.group == self.group[0]).sum())
+
+    def fresh(self) -> "Batch":
+        """The same values in new leaf tensors."""
+        logp, logits = (x.detach().clone().requires_grad_() for x in self.leaves)
+        return replace(self, logp=logp, logits=logits)
+
+    def copy(self) -> "Batch":
+        """Copies of the tensors, through which gradients flow back to the leaves of this batch."""
+        return Batch(**{name: x.clone() for name, x in vars(self).items()})
+
+    def at_reference(self) -> "Batch":
+        """The same batch with the reference set to the policy, so that every KL is zero."""
+        return replace(self, ref_logp=self.logp.detach(), ref_logits=self.logits.detach())
+
+    def rollout(self, generator: Divergence | None = None) -> Rollout:
+        """The batch as the input of a `KLTerm` or a `Cell`, with one more divergence over the vocabulary if asked."""
+        return Rollout(
+            self.logp,
+            self.ref_logp,
+            self.mask,
+            behavior_logp=self.behavior_logp,
+            group=self.group,
+            token_reverse_kl=self.token_reverse_kl,
+            token_forward_kl=self.token_forward_kl,
+            token_divergence=None if generator is None else self.divergence(generator),
+        )
+
+
+def from_problem(problem: Problem, members: Tensor, advantage: Tensor) -> Batch:
+    """(M, G) groups of completion indices, stacked to M·G rows; `advantage` is (N,), one per completion."""
+    rows = members.flatten()
+    mask = problem.space.mask
+    padded = lambda x, fill: torch.where(mask, x, fill)[rows]
+    turn = (torch.arange(len(mask))[:, None] + torch.arange(mask.shape[1])) % 2
+    behavior = padded(problem.behavior_logp, PADDING_LOGP)
+    return Batch(
+        logp=padded(problem.logp, PADDING_LOGP),
+        ref_logp=padded(problem.ref_logp, torch.tensor(PADDING_REF_LOGP, dtype=torch.float64)[turn]),
+        old_logp=behavior,
+        behavior_logp=behavior,
+        mask=mask[rows],
+        advantages=advantage[rows, None].expand(-1, mask.shape[1]).clone(),
+        rewards=advantage[rows],
+        group=torch.arange(len(members)).repeat_interleave(members.shape[1]),
+        logits=problem.logits[problem.space.prefix][rows],
+        ref_logits=problem.ref_logits[problem.space.prefix][rows],
+        behavior_logits=problem.behavior_logits[problem.space.prefix][rows],
+        tokens=problem.space.tokens[rows],
+    ).fresh()
+
+
+# Inputs of probes.
 
 ROWS, TOKENS, GROUP = 8, 9, 4
 """Two groups of four completions of nine tokens: statistics of a group differ from those of the batch."""
@@ -52,9 +160,6 @@ FLAT, FLAT_SINGLE = 1e-12, 1e-6
 """A coefficient that rises by less than this share does not rise: in float64, and for a loss that casts to float32."""
 
 
-# Inputs and answers.
-
-
 @dataclass(frozen=True, eq=False)
 class ProbeInputs:
     """What a loss is probed with: (B, T) tables, and (B,) groups.
@@ -65,7 +170,6 @@ class ProbeInputs:
         logp: log π of the sampled tokens.
         mask: the live tokens.
         group: the prompt of each row.
-        token_reverse_kl, token_forward_kl: full-vocabulary KLs, for a loss that takes them as numbers.
         odds: log-odds of the third against the fourth entry of the logits of π.
         tilt: by how much those of ref are lower.
         late: by how many tokens the log-probs of ref are moved to the right.
@@ -78,8 +182,6 @@ class ProbeInputs:
     logp: Tensor
     mask: Tensor
     group: Tensor
-    token_reverse_kl: Tensor
-    token_forward_kl: Tensor
     odds: Tensor
     tilt: Tensor
     late: int = 0
@@ -93,15 +195,14 @@ class ProbeInputs:
         to_ref, to_sampler = logp - batch.ref_logp, logp - batch.behavior_logp
         if anchor == "sampler":
             to_ref, to_sampler = to_sampler, to_ref
-        kls = (batch.token_reverse_kl.detach(), batch.token_forward_kl.detach())
-        return cls(to_ref, to_sampler, logp, batch.mask, batch.group, *kls, none, none, anchor=anchor, source=batch)
+        return cls(to_ref, to_sampler, logp, batch.mask, batch.group, none, none, anchor=anchor, source=batch)
 
     @classmethod
     def at_reference(cls, lengths: list[int], width: int, group: int = GROUP) -> "ProbeInputs":
         """Completions of these lengths, with the policy at the reference and at the sampler."""
         none = torch.zeros(len(lengths), width, dtype=torch.float64)
         mask = torch.arange(width) < torch.tensor(lengths)[:, None]
-        return cls(none, none, none + DEPTH, mask, torch.arange(len(lengths)) // group, none, none, none + ODDS, none)
+        return cls(none, none, none + DEPTH, mask, torch.arange(len(lengths)) // group, none + ODDS, none)
 
     @classmethod
     def at_random(
@@ -140,8 +241,6 @@ class ProbeInputs:
             log_weight=log_weight,
             logp=below + highest - normal().square() * torch.rand(base.mask.shape, generator=generator),
             odds=normal(),
-            token_reverse_kl=normal().square(),
-            token_forward_kl=normal().square(),
             tilt=normal(),
         )
 
@@ -179,8 +278,6 @@ class ProbeInputs:
             advantages=advantages,
             rewards=advantages[:, 0],
             group=self.group,
-            token_reverse_kl=padded(self.token_reverse_kl, 0.0),
-            token_forward_kl=padded(self.token_forward_kl, 0.0),
             logits=_logits(logp, self.odds),
             ref_logits=_logits(ref_logp, self.odds - self.tilt),
             behavior_logits=_logits(behavior, self.odds),
@@ -206,36 +303,11 @@ class Derivatives(NamedTuple):
 
     Attributes:
         score: the coefficient of its score.
-        reverse, forward: the weights of its full-vocabulary KLs.
         full: the coefficient of the third entry of its logits minus that of the fourth.
     """
 
     score: Tensor
-    reverse: Tensor
-    forward: Tensor
     full: Tensor
-
-
-Read = Callable[[ProbeInputs], Derivatives]
-
-
-def reader_of(subject: Subject, advantages: Advantages) -> Read:
-    """The derivatives of a loss at chosen inputs."""
-
-    def read(inputs: ProbeInputs) -> Derivatives:
-        batch = inputs.batch()
-        # On stale samples a KL may be frozen at the sampler, and setting ref to π would change it in another way.
-        if advantages == "random" and not bool(inputs.log_weight.any()):
-            rewards = torch.randn(len(batch.group), generator=torch.Generator().manual_seed(0)).double()
-            batch = replace(batch, rewards=rewards, advantages=rewards[:, None].expand_as(batch.mask).clone())
-        parts = of_reference(subject, batch)
-        each = parts.logits / batch.logits.detach().exp()
-        own = parts.logits[..., 0] - parts.logits[..., 1]
-        return Derivatives(
-            parts.logp + own, parts.token_reverse_kl, parts.token_forward_kl, each[..., 2] - each[..., 3]
-        )
-
-    return read
 
 
 def is_single(answer: Sequence[Tensor], nudged: Callable[[float], Sequence[Tensor]]) -> bool:
@@ -401,7 +473,7 @@ def _find_edge(read: Callable[[Tensor], Tensor], at: Tensor, values: Tensor, fla
     inside = edge + towards * torch.tensor([0.25, 0.5], dtype=torch.float64)
     if all(is_level(level + (v - level) / 100) for v in read(inside).tolist()):
         return None, 0.0  # it only tends to its limit
-    return round_short(edge), level
+    return (round_short(edge) if abs(edge) > EXACT else 0.0), level
 
 
 def bisect(holds: Callable[[Tensor], Tensor], inside: float, outside: float, at_once: int = 32) -> float:

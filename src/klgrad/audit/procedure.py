@@ -1,21 +1,34 @@
 """`audit`: from a loss to its parts, the name of what it descends, and advice."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from functools import cache, cached_property
 from typing import Literal, cast
 
 import torch
 from torch import Tensor
 
+from ..enumeration import Problem, autoregressive, population, target_gradients, with_rational_sampler
 from ..errors import LossCallError
 from ..support import Json
 from ..targets import TARGETS, TargetName, Verdict, signed
 from .advice import Advice, advise
-from .anatomy import enumerate_gradients, read_anatomy
-from .batch import Advantages, Batch, advantage_of, cases
+from .anatomy import read_anatomy, rescale
 from .call import Settings
 from .parts import Anatomy
-from .subject import Kind, Parts, Subject, all_finite, as_subject, evaluate, expected_gradient
+from .probes import Advantages, Batch, ProbeInputs, from_problem
+from .subject import (
+    Kind,
+    Parts,
+    Subject,
+    all_finite,
+    as_subject,
+    evaluate,
+    expected_gradient,
+    of_reference,
+    sum_over_rows,
+)
 
 Holds = Literal["always", "large-batches"]
 """Whether a verdict holds in batches of every size, or in the limit of large ones only."""
@@ -38,7 +51,7 @@ class AuditResult:
             if it is `unknown`.
         holds_off_policy: the same for `verdict_off_policy`.
         scale: by which factor the loss multiplies β near ref, in its unit; None for `nothing`, inf for a jump.
-        variance: exact variance of the gradient of one completion at scale 1, over the standard on-policy problems;
+        variance: exact variance of the gradient of one completion at scale 1, over small problems with samples from π;
             None for a loss whose verdict does not hold always.
         variance_near: the same over the problems near ref only, where most of training takes place.
         float32_wrong_from: the first log-ratio at which the coefficient in float32 is more than 1% off.
@@ -153,6 +166,8 @@ def audit(
     wrong_from, finite = probe_float32(subject)
     of_others = subject.kind == "framework"  # the batches that this package makes for their code have no such masks
     leaks, changes = (None, None) if of_others else probe_gaps(subject)
+    has_variance = _holds(anatomy, fresh) == "always" and TARGETS[fresh].has_gradient and anatomy.unit.rows
+    near, far = (variance_of(subject, fresh, x) if has_variance else None for x in ("near", "far"))
     result = AuditResult(
         name=subject.name,
         kind=subject.kind,
@@ -164,8 +179,8 @@ def audit(
         holds=_holds(anatomy, fresh),
         holds_off_policy=_holds(anatomy, stale),
         scale=None if anatomy.is_nothing or not anatomy.proved_fresh else anatomy.scale,
-        variance=None,
-        variance_near=None,
+        variance=None if near is None or far is None else (near + far) / 2,
+        variance_near=near,
         float32_wrong_from=wrong_from,
         finite=finite and anatomy.finite and anatomy.finite_at_ref,
         reads_masked=None if of_others else reads_masked(subject),
@@ -173,25 +188,181 @@ def audit(
         stumbles_over_gaps=leaks or changes,
         finite_if_empty=None if of_others else is_finite_if_empty(subject),
     )
-    if result.holds == "always" and TARGETS[fresh].has_gradient and anatomy.unit.rows:
-        variance, near = _variances(subject, fresh, couples_rows=anatomy.baseline.name != "none")
-        result = replace(result, variance=variance, variance_near=near)
     return replace(result, advice=advise(result, subject))
 
 
-def _variances(subject: Subject, target: Verdict, *, couples_rows: bool) -> tuple[float | None, float | None]:
-    """The variance over the problems, and over those near ref, in units of the target."""
-    if couples_rows and not subject.stacks:
-        return None, None  # one call for each group would take long
-    subject = replace(subject, stacks=True)
-    variances, near = [], []
-    for case in cases():
-        gradient = expected_gradient(subject, case.problem, case.group_size, advantage_of(case.problem, "zero"))
-        wanted = case.targets[target]
-        scale = float(gradient.mean @ wanted / wanted.square().sum())
+# Proof by enumeration: the gradient of the loss on small problems, summed over every outcome, is that of the formula.
+#
+# A gradient that depends on statistics of the batch, such as a mean over all its tokens, differs in batches of 2, 3 and
+# 32 completions. Here one batch has every group of completions as often as it is likely: the gradient of the loss on it
+# is that of the limit of large batches, up to rounding.
+
+DISTANCES = {"near": (0.2, 0.5), "far": (2.5, 2.0)}
+"""Standard deviation of the logits of ref, and of the sampler, from those of π. Near ref, reverse and forward KL almost
+agree; far from it they do not."""
+
+PROOF_SHAPES = (
+    # Distance to ref, vocabulary, length, ends, group size, parts. The batch has parts ^ (length * group size) groups:
+    # 64 or 256, few enough for a framework's trainer. With 2 parts the sampler is uniform.
+    ("near", 3, 2, False, 2, 4),
+    ("far", 3, 2, False, 2, 4),
+    ("far", 3, 2, True, 2, 4),
+    ("far", 2, 3, True, 2, 2),
+    ("far", 2, 2, True, 3, 2),
+)
+
+SURE = 20
+"""One over the probability of the rarer of two tokens: in the other problems and in the probes of a loss of logits no
+token is much more likely than one half."""
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """A problem, and one batch that holds every group of completions as often as it is likely."""
+
+    distance: str
+    problem: Problem
+    group_size: int
+    parts: int
+
+    @property
+    def name(self) -> str:
+        """A description that is unique among the problems."""
+        space = self.problem.space
+        groups = f"groups of {self.group_size} in one large batch"
+        return f"{self.distance}, {'varying' if space.ends else 'fixed'} length, vocabulary {space.vocab}, {groups}"
+
+    @cached_property
+    def members(self) -> Tensor:
+        """(M, G) every group as often as it is likely."""
+        return population(self.problem, self.group_size, self.parts)
+
+    def batch(self, advantages: Advantages = "zero") -> Batch:
+        """The batch that holds all of them."""
+        return from_problem(self.problem, self.members, advantage_of(self.problem, advantages))
+
+    @cached_property
+    def targets(self) -> Mapping[str, Tensor]:
+        """The gradient of every target on this problem: on the logits, and 0 on the padding."""
+        padding = self.problem.logits.new_zeros(self.problem.space.length)
+        return {name: torch.cat([t, padding]) for name, t in target_gradients(self.problem).items()}
+
+    def describe(self) -> dict[str, object]:
+        """Plain data for JSON."""
+        space = self.problem.space
+        return {
+            "name": self.name,
+            "distance_to_reference": self.distance,
+            "vocabulary": space.vocab,
+            "length": space.length,
+            "lengths_vary": space.ends,
+            "completions": len(space),
+            "group_size": self.group_size,
+            "groups": len(space) ** self.group_size,
+        }
+
+
+def advantage_of(problem: Problem, kind: Advantages) -> Tensor:
+    """(N,) an advantage for each completion of a problem."""
+    n = len(problem.space)
+    if kind == "zero":
+        return torch.zeros(n, dtype=torch.float64)
+    return torch.randn(n, generator=torch.Generator().manual_seed(n), dtype=torch.float64)
+
+
+@cache
+def proof_cases(on_policy: bool, *, few: bool = False) -> tuple[Case, ...]:
+    """The problems on which the formula of a loss is compared with its enumerated gradient.
+
+    Args:
+        on_policy: whether the policy itself is the sampler.
+        few: the two smallest only, for a framework's trainer, whose calls take long.
+    """
+    if few:
+        return tuple(rational_case(*shape, on_policy=on_policy) for shape in PROOF_SHAPES if shape[-1] == 2)
+    return (*(rational_case(*shape, on_policy=on_policy) for shape in PROOF_SHAPES), _sure_case(on_policy))
+
+
+def rational_case(
+    distance: str, vocab: int, length: int, ends: bool, group_size: int, parts: int, *, on_policy: bool
+) -> Case:
+    """A random problem around a sampler with rational probabilities: π is away from the sampler, and ref from π.
+
+    The near and the far problem have the same sampler, and so the same mean length: a loss that divides by the mean
+    length has the same scale on both.
+    """
+    from_ref, off_policy = DISTANCES[distance]
+    drawn = autoregressive(vocab, length, ends=ends, seed=3, away_from_ref=from_ref, off_policy=off_policy)
+    sampler = with_rational_sampler(drawn.on_policy(), parts, on_policy=True)
+    to_ref, to_sampler = drawn.ref_logits - drawn.logits, drawn.behavior_logits - drawn.logits
+    logits = sampler.logits if on_policy else sampler.logits - to_sampler
+    problem = replace(sampler, logits=logits, ref_logits=logits + to_ref)
+    return Case(distance, problem, group_size, parts)
+
+
+def _sure_case(on_policy: bool) -> Case:
+    """One token out of two, of which the sampler is nearly certain."""
+    drawn = autoregressive(2, 1, ends=False, seed=3, away_from_ref=1.0)
+    sampler = torch.tensor([[SURE - 1, 1]], dtype=torch.float64).log() - math.log(SURE)
+    logits = sampler if on_policy else sampler + torch.tensor([[-0.5, 0.5]], dtype=torch.float64)
+    ref_logits = logits + drawn.ref_logits - drawn.logits
+    return Case("far", replace(drawn, logits=logits, ref_logits=ref_logits, behavior_logits=sampler), 2, SURE)
+
+
+def enumerate_gradients(subject: Subject, parts: Anatomy, advantages: Advantages = "zero") -> Anatomy:
+    """The parts with the difference between formula and loss, each summed over every outcome of small problems."""
+    if parts.late:  # at the first token a late ref has no coefficient of its own, and these completions are short
+        return parts
+    unexplained, problems = dict(parts.unexplained), 0
+    for on_policy, samples in ((True, "fresh"), (False, "stale")):
+        gap, cases = 0.0, proof_cases(on_policy, few=subject.kind == "framework")
+        for case in cases:
+            batch = case.batch(advantages if on_policy else "zero")
+            answer, formula = of_reference(subject, batch), parts.predict(batch)
+            if parts.baseline.spread != "none":
+                formula = formula._replace(logp=rescale(formula.logp, answer.logp, batch.group, parts.baseline.spread))
+            gradient, expected = (sum_over_rows(case.problem, case.members, x) for x in (answer, formula))
+            difference = (gradient.mean - expected.mean) / (gradient.typical or 1.0)
+            if parts.leaks:  # which is told; the formula is that of the live tokens
+                difference = difference[: -case.problem.space.length]
+            gap = max(gap, float(difference.norm()))
+        unexplained[f"every outcome of {len(cases)} problems, {samples} samples"] = gap
+        problems += len(cases)
+    return replace(parts, unexplained=unexplained, problems=problems)
+
+
+# The noise of a loss: the variance of the gradient of one completion.
+
+VARIANCE_SHAPES = (
+    # Vocabulary, length, ends, group size, seed. Pairs on the larger spaces, triples on the smaller: of a pair, a
+    # division by the standard deviation of the group keeps only the sign.
+    (3, 2, False, 2, 19),
+    (3, 3, True, 2, 1),
+    (2, 2, False, 3, 75),
+    (2, 3, True, 3, 1620),
+)
+
+
+@cache
+def variance_problems(distance: str) -> tuple[tuple[Problem, int, Mapping[TargetName, Tensor]], ...]:
+    """Problems at a distance to ref, each with a size of groups and the gradients of the targets."""
+    from_ref, off_policy = DISTANCES[distance]
+    problems = []
+    for vocab, length, ends, size, seed in VARIANCE_SHAPES:
+        problem = autoregressive(vocab, length, ends=ends, seed=seed, away_from_ref=from_ref, off_policy=off_policy)
+        problems.append((problem.on_policy(), size, target_gradients(problem.on_policy())))
+    return tuple(problems)
+
+
+def variance_of(subject: Subject, verdict: Verdict, distance: str) -> float:
+    """The mean over the problems, in units of the target; for a mean over rows whose groups do not see each other."""
+    variances = []
+    for problem, size, targets in variance_problems(distance):
+        target, none = targets[cast(TargetName, verdict)], advantage_of(problem, "zero")
+        gradient = expected_gradient(subject, problem, size, none, at_once=True)
+        scale = float(gradient.mean[: len(target)] @ target / target.square().sum())
         variances.append((gradient.deviation / scale) ** 2)
-        near += variances[-1:] if case.distance == "near" else []
-    return sum(variances) / len(variances), sum(near) / len(near)
+    return sum(variances) / len(variances)
 
 
 # The name of what a loss descends, from its parts. A name is given where the expected gradient is that of one of
@@ -210,7 +381,7 @@ def _holds(a: Anatomy, verdict: Verdict) -> Holds | None:
 
 def fresh_name(a: Anatomy) -> Verdict:
     """With samples from π."""
-    if not a.proved_fresh or any(a.entropy) or a.is_other_policy or a.is_misplaced:
+    if not a.proved_fresh or any(a.entropy) or a.is_misplaced:
         return "unknown"
     if a.is_nothing or a.anchor == "sampler":  # at the sampler every log-ratio is 0
         return "unknown" if a.constant and a.unit.name == "completion-mean" else "nothing"
@@ -220,7 +391,7 @@ def fresh_name(a: Anatomy) -> Verdict:
 def _keeps_direction(a: Anatomy) -> bool:
     """Whether the unit, the baseline and the bounds of the coefficient leave the direction of a target."""
     # The mean of a group shrinks what it is subtracted from by 1 - 1/n, and must shrink all of it.
-    shrinks_a_part = a.baseline.name == "group-mean" and bool(a.credits) and (a.is_exact or a.baseline.covers != "all")
+    shrinks_a_part = a.baseline.name == "group-mean" and bool(a.credits) and (a.is_exact or not a.baseline.covers_all)
     return (
         not a.has_edges
         and not shrinks_a_part
@@ -270,19 +441,13 @@ def _drifts(a: Anatomy) -> bool:
 
 def stale_name(a: Anatomy) -> Verdict:
     """With samples from another policy."""
-    if (
-        not a.proved
-        or any(a.entropy)
-        or a.is_other_policy
-        or a.is_misplaced
-        or a.unit.name in ("completion-mean", "other")
-    ):
+    if not a.proved or any(a.entropy) or a.is_misplaced or a.unit.name in ("completion-mean", "other"):
         return "unknown"
     ratio, bound = a.samples.ratio, a.samples.bound
     if a.anchor == "sampler":
         return "reverse-kl-sampler-token-sampler" if ratio == "token" and a.shares == {"reverse-kl": 1.0} else "unknown"
     if a.is_nothing:
-        if not a.constant or (ratio in ("token", "prefix", "sequence") and bound is None and a.samples.constant):
+        if not a.constant or (ratio in ("token", "prefix", "sequence") and bound is None):
             return "nothing"
         return signed("forward-kl-sampler-sequence", climbs=a.constant > 0) if ratio == "none" else "unknown"
     if bound is not None or not _keeps_direction(a):
@@ -298,22 +463,18 @@ def stale_name(a: Anatomy) -> Verdict:
         named = _without_ratio(a, plain)
         if named == "squared-sequence" and a.baseline.name != "none":
             # Its mean under the sampler, and the drift of the baseline, if that is the same for all tokens.
-            is_alike = a.baseline.ended == "credit" and a.baseline.covers != "beside"
-            return "sum-of-targets" if is_alike else "unknown"
+            return "sum-of-targets" if a.baseline.of_ended else "unknown"
     elif ratio == "token" and not _drifts(a):
         named = SAMPLER_PREFIXES.get(plain)
     elif sees_later:
         named = plain
     if named is None or named == "unknown":
         return "unknown"
-    if a.constant and (ratio == "none" or not a.samples.constant):
+    if a.constant and ratio == "none":
         return "sum-of-targets"
     if named == "sum-of-targets":
         return named
     return signed(cast(TargetName, named), climbs=fresh != plain)
-
-
-# Numerical faults of a loss: overflow and lost digits in float32, masks with gaps, and empty completions.
 
 
 # How a loss behaves in float32 at log-ratios that occur in training and rarely in tests.
@@ -322,9 +483,8 @@ LIVE_RANGE = (0.1, 1.0, 2.0, 2.65, 3.0, 4.0, 4.5, 5.0, 7.5, 10.0, 14.0, 16.0, 17
 """|log ref/π| of a token at which its coefficient is compared with that in float64. None is near 15: where exp(-l) is
 multiplied by exp(l), float32 is 0.8 to 1.7% off there, and which it is depends on the processor."""
 
-NEIGHBOURS = 4
-SPACING = 0.01
-"""Each of these sizes stands for this many log-ratios: the rounding of a single one may happen to be small."""
+NEIGHBOURS = torch.tensor((0.0, 0.01, 0.02, 0.03), dtype=torch.float64)
+"""Each of these sizes stands for four log-ratios: the rounding of a single one may happen to be small."""
 
 EXTREMES = (50.0, 90.0, 200.0, 1e3, 9e3)
 """|log ref/π| at which loss and gradient must still be finite."""
@@ -341,64 +501,43 @@ def probe_float32(subject: Subject) -> tuple[float | None, bool]:
         float64 value, or None; and whether loss and gradient stay finite in float32 at every probe. A loss that raises
         an error there, as one that checks its own values, is not finite.
     """
-    sizes = tuple(x + i * SPACING for x in LIVE_RANGE for i in range(NEIGHBOURS))
-    live, extreme = (tuple(sign * x for sign in (-1.0, 1.0) for x in each) for each in (sizes, EXTREMES))
-    low, finite = _coefficients(subject, live, torch.float32)
+    sizes = torch.tensor(LIVE_RANGE, dtype=torch.float64)[:, None] + NEIGHBOURS
+    live, extreme = torch.stack([-sizes, sizes]), torch.tensor(EXTREMES, dtype=torch.float64)
+    low, is_finite = _coefficients(subject, live, torch.float32)
     high, _ = _coefficients(subject, live, torch.float64)
-    _, finite_beyond = _coefficients(subject, extreme, torch.float32)
-    n = len(sizes)
-    wrong = [_wrong_from(-1.0, low[:n], high[:n]), _wrong_from(1.0, low[n:], high[n:])]
-    return min((x for x in wrong if x is not None), key=abs, default=None), finite and finite_beyond
+    _, is_finite_beyond = _coefficients(subject, torch.cat([-extreme, extreme]), torch.float32)
+    usual = high[:, :3].abs().amax((1, 2), keepdim=True)  # to compare with where the coefficient crosses 0
+    is_right = ((low - high).abs() <= DIGITS_LOST * torch.maximum(usual, high.abs())).all(-1)
+    wrong = [sign * x for sign, side in zip((-1, 1), is_right, strict=True) for x in _first_wrong(side)]
+    return min(wrong, key=abs, default=None), is_finite and is_finite_beyond
 
 
-def _wrong_from(sign: float, low: list[float], high: list[float]) -> float | None:
-    """On one side, the first log-ratio at which float32 is wrong."""
-    usual = max(map(abs, high[: 3 * NEIGHBOURS]))
-    for i, (x, y) in enumerate(zip(low, high, strict=True)):
-        expected = max(usual, abs(y))  # where the coefficient crosses 0, compare with its usual size
-        if not abs(x - y) <= DIGITS_LOST * expected:
-            return sign * LIVE_RANGE[i // NEIGHBOURS]
-    return None
+def _first_wrong(is_right: Tensor) -> list[float]:
+    """The first of the sizes at which float32 is wrong, if there is one."""
+    return [LIVE_RANGE[i] for i in (~is_right).nonzero()[:1, 0].tolist()]
 
 
-def _coefficients(subject: Subject, log_ratios: tuple[float, ...], dtype: torch.dtype) -> tuple[list[float], bool]:
+def _coefficients(subject: Subject, log_ratios: Tensor, dtype: torch.dtype) -> tuple[Tensor, bool]:
     """The moved token's coefficient at each log-ratio, and whether the loss and every gradient is finite."""
     try:
-        loss, parts = evaluate(subject.large(), probe_batch(*log_ratios, dtype=dtype))
+        loss, parts = evaluate(subject, probe_batch(log_ratios.flatten(), dtype))
     except LossCallError:
-        return [math.nan] * len(log_ratios), False
-    return parts[0][:: len(LOGP), 1].tolist(), all_finite((loss, *parts))
+        return torch.full_like(log_ratios, math.nan), False
+    return parts.logp[::3, 1].double().view(log_ratios.shape), all_finite((loss, *parts))
 
 
-LOGP = ((-0.7, -0.5, -1.9), (-1.1, -0.3, -0.8), (-2.3, -1.4, -0.6))
-REF_LOGP = ((-1.0, -0.5, -1.6), (-0.6, -0.9, -1.2), (-1.7, -1.5, -0.2))
+LOGP = torch.tensor(((-0.7, -0.5, -1.9), (-1.1, -0.3, -0.8), (-2.3, -1.4, -0.6)), dtype=torch.float64)
+REF_LOGP = torch.tensor(((-1.0, -0.5, -1.6), (-0.6, -0.9, -1.2), (-1.7, -1.5, -0.2)), dtype=torch.float64)
 """Log-probs of the group, before the log-ratio of one token is changed."""
 
 
-def probe_batch(*log_ratios: float, dtype: torch.dtype = torch.float64) -> Batch:
+def probe_batch(moved: Tensor, dtype: torch.dtype = torch.float64) -> Batch:
     """Three completions of three tokens, on-policy, for each log-ratio, which the second token of the first one has."""
-    moved, n = torch.tensor(log_ratios, dtype=torch.float64), len(log_ratios)
-    logp, ref = (torch.tensor(x, dtype=torch.float64).repeat(n, 1) for x in (LOGP, REF_LOGP))
-    logp[:: len(LOGP), 1] += moved.clamp(max=0.0)
-    ref[:: len(LOGP), 1] -= moved.clamp(min=0.0)
-    kl = (logp - ref).abs()
-    two_tokens = lambda x: torch.stack([x, torch.log1p(-x.exp())], -1)  # logits in which token 0 has these log-probs
-    batch = Batch(
-        logp=logp,
-        ref_logp=ref,
-        old_logp=logp,
-        behavior_logp=logp,
-        mask=torch.ones_like(logp, dtype=torch.bool),
-        advantages=torch.zeros_like(logp),
-        rewards=torch.zeros_like(logp[:, 0]),
-        group=torch.arange(n).repeat_interleave(len(LOGP)),
-        token_reverse_kl=kl,
-        token_forward_kl=kl,
-        logits=two_tokens(logp),
-        ref_logits=two_tokens(ref),
-        behavior_logits=two_tokens(logp),
-        tokens=torch.zeros(logp.shape, dtype=torch.long),
-    )
+    n = len(moved)
+    logp, log_ratio = LOGP.repeat(n, 1), (LOGP - REF_LOGP).repeat(n, 1)
+    logp[::3, 1] += moved.clamp(max=0.0)
+    log_ratio[::3, 1] = moved
+    batch = replace(ProbeInputs.at_reference([3] * 3 * n, 3, 3), logp=logp, log_ratio=log_ratio).batch()
     cast = {name: x.to(dtype) if x.is_floating_point() else x for name, x in vars(batch).items()}
     return Batch(**cast).fresh()
 
@@ -408,19 +547,15 @@ def probe_batch(*log_ratios: float, dtype: torch.dtype = torch.float64) -> Batch
 SAME = 1e-5
 """Relative difference of derivatives that are the same, also for a loss that casts to float32."""
 
-LOG_RATIO = 0.7
-"""log π/ref of the token that `probe_batch` moves."""
-
 
 def reads_masked(subject: Subject) -> bool:
     """Whether the gradient of live tokens depends on what is at masked positions."""
     batch = _masked_at((2, 1), (1, 2))  # inside a completion, and at the end of one
-    other = {
-        name: torch.where(_like(batch.mask, x), x, x - (2 if name.startswith("ref") else 1)).detach()
-        for name, x in vars(batch).items()
-        if x.is_floating_point() and x.dim() > 1 and name != "advantages"
-    }
-    return not _same_at(batch.mask, _evaluated(subject, batch), _evaluated(subject, replace(batch, **other).fresh()))
+    names = ("logp", "ref_logp", "old_logp", "behavior_logp", "logits", "ref_logits", "behavior_logits")
+    live = lambda x: batch.mask if x.dim() == 2 else batch.mask[..., None]
+    shifted = lambda name, x: torch.where(live(x), x, x - (2 if name.startswith("ref") else 1)).detach()
+    other = replace(batch, **{name: shifted(name, getattr(batch, name)) for name in names}).fresh()
+    return not _same_at(batch.mask, _evaluated(subject, batch), _evaluated(subject, other))
 
 
 def probe_gaps(subject: Subject) -> tuple[bool, bool]:
@@ -452,7 +587,7 @@ def is_finite_if_empty(subject: Subject) -> bool:
 
 def _masked_at(*positions: tuple[int, int]) -> Batch:
     """Three completions of three tokens, without those at some positions."""
-    batch = probe_batch(LOG_RATIO)
+    batch = probe_batch(torch.tensor([0.7], dtype=torch.float64))
     mask = batch.mask.clone()
     for position in positions:
         mask[position] = False
@@ -472,11 +607,7 @@ def _same_at(mask: Tensor, one: Parts | None, other: Parts | None) -> bool:
     if one is None or other is None:
         return one is other
     for pair in zip(one, other, strict=True):
-        a, b = (torch.where(_like(mask, x), x, 0).nan_to_num() for x in pair)
+        a, b = (x[mask].nan_to_num() for x in pair)
         if float((a - b).norm()) > SAME * max(float(a.norm()), float(b.norm()), math.ulp(0.0)):
             return False
     return True
-
-
-def _like(mask: Tensor, x: Tensor) -> Tensor:
-    return mask if x.dim() == mask.dim() else mask[..., None]

@@ -9,7 +9,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -28,7 +28,6 @@ from ..core.term import KLTerm, Remedy
 from ..enumeration import Problem, every_group
 from ..errors import LossCallError, LossImportError, MeaningError, UnknownNameError
 from ..zoo import CELLS, Cell
-from .batch import Batch, from_problem
 from .call import (
     Method,
     Settings,
@@ -44,14 +43,15 @@ from .call import (
     settings_for,
     summary_of,
 )
+from .probes import Batch, from_problem
 
 # Losses of every kind behind one interface.
 
 LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parent.parent))
 """Frames of a traceback in these folders are not the user's code."""
 
-LARGEST_VOCABULARY = 4
-"""Tokens in the largest vocabulary of the problems that are summed over."""
+LOGITS_TOO = "; logits of shape {}: the audit's vocabularies have 2 to 4 tokens, so that a k is at most 2"
+"""What an error says of a loss of logits."""
 
 ROLLOUT = (
     "Rollout(logp, ref_logp, behavior_logp, token_reverse_kl, token_forward_kl (B, T), mask (B, T) bool, group (B,))"
@@ -71,17 +71,9 @@ class Subject:
         kind: `cell`, `term`, `function` or `framework`.
         loss: returns a scalar; (B,), which is then averaged; or (B, T), which is summed over live tokens and averaged
             over rows.
-        stacks: whether one call may have many groups: they do not influence each other, and the loss is a mean over
-            rows. A user's function is called group by group.
         instead: what to use instead, for the advice; None if unknown or not needed.
         summary: one line about the loss.
-        exchangeable: whether the order of the rows of a group does not matter; each group is then evaluated in one
-            order only.
         framework: the framework whose code this is; empty for other losses.
-        on_large_batch: the loss on one large batch, if a call with many groups is not that already: a loss that
-            `stacks` is a mean over groups.
-        temperature: by which the logits of a batch are multiplied before the loss sees them: a loss that divides them
-            by it is then one of the policies of the batch.
 
     Example:
         >>> from klgrad.audit import catalogue
@@ -93,27 +85,17 @@ class Subject:
     name: str
     kind: Kind
     loss: Callable[[Batch], object]
-    stacks: bool = False
     instead: Remedy | None = None
     summary: str = ""
-    exchangeable: bool = False
     framework: str = ""
-    on_large_batch: Callable[[Batch], object] | None = None
-    temperature: float = 1.0
 
     @property
     def place(self) -> tuple[str, int] | None:
         """The file and line where a user's loss is defined, if it is known."""
         return place_of(self.loss.function) if isinstance(self.loss, UserLoss) else None
 
-    def large(self) -> "Subject":
-        """The same loss for one large batch."""
-        return self if self.on_large_batch is None else replace(self, loss=self.on_large_batch)
-
     def __call__(self, batch: Batch) -> Tensor:
         """Evaluate the loss on one batch, as a scalar."""
-        if self.temperature != 1:
-            batch = batch.with_logits_times(self.temperature)
         with self.named_errors(batch):
             out = self.loss(batch)
         return scalar(self.name, out, batch)
@@ -144,23 +126,13 @@ class Subject:
                 f"{type(error).__name__}: {error}",
                 f"look at {where}; it was called with "
                 f"{batch.logp.dtype} tensors of shape {tuple(batch.logp.shape)} and a bool mask"
-                f"{self._on_vocabulary(batch)}",
+                + (LOGITS_TOO.format(tuple(batch.logits.shape)) if self.is_given_logits else ""),
             ) from error
 
     @property
     def is_given_logits(self) -> bool:
         """Whether it is a user's loss that may look at logits."""
         return isinstance(self.loss, UserLoss) and self.loss.uses("logits")
-
-    def _on_vocabulary(self, batch: Batch) -> str:
-        """For a loss of logits, their shape; and which of its numbers are larger than the vocabularies of the audit."""
-        if not isinstance(self.loss, UserLoss) or not self.loss.uses("logits"):
-            return ""
-        shape = f"; logits of shape {tuple(batch.logits.shape)}"
-        large = " ".join(f"--set {name}=2" for name, x in self.loss.numbers.items() if x > LARGEST_VOCABULARY)
-        if not large:
-            return shape
-        return f"{shape}; the audit's vocabularies have 2 to {LARGEST_VOCABULARY} tokens: try {large}"
 
 
 def as_subject(
@@ -199,10 +171,9 @@ def as_subject(
     if isinstance(loss, Subject):
         return loss
     if isinstance(loss, KLTerm):
-        return of_rollout(name or loss.name, "term", loss, stacks=loss.reduction == "sequence")
+        return of_rollout(name or loss.name, "term", loss)
     if isinstance(loss, Cell):
-        stacks, remedy = not loss.couples_groups, loss.instead
-        return of_rollout(name or loss.name, "cell", loss, stacks=stacks, instead=remedy, summary=loss.summary)
+        return of_rollout(name or loss.name, "cell", loss, loss.instead, loss.summary)
     if callable(loss) or isinstance(loss, Method):
         name = name or name_of(loss)
         user_loss = prepare(loss, name, settings)
@@ -214,8 +185,6 @@ def of_rollout(
     name: str,
     kind: Literal["cell", "term"],
     loss: Callable[[Rollout], Tensor | KLResult],
-    *,
-    stacks: bool,
     instead: Remedy | None = None,
     summary: str = "",
 ) -> Subject:
@@ -226,8 +195,7 @@ def of_rollout(
         out = loss(batch.rollout(generator))
         return out.loss if isinstance(out, KLResult) else out
 
-    # In the losses of this package the order of rows does not matter. Only calls group by group use it.
-    return Subject(name, kind, call, stacks, instead, summary, exchangeable=not stacks)
+    return Subject(name, kind, call, instead, summary)
 
 
 # The losses of this package: every cell of `klgrad.zoo`, and every configuration of `KLTerm`.
@@ -297,7 +265,7 @@ def catalogue() -> dict[str, Subject]:
     """
     subjects = [as_subject(cell) for cell in CELLS.values()]
     summary = (squared_sequence.__doc__ or "").split("\n")[0]
-    subjects.append(of_rollout("squared-sequence", "term", squared_sequence, stacks=True, summary=summary))
+    subjects.append(of_rollout("squared-sequence", "term", squared_sequence, summary=summary))
     subjects += [as_subject(term) for term in every_term()]
     return {subject.name: subject for subject in subjects}
 
@@ -351,22 +319,10 @@ def locate(spec: str) -> object:
         x: Any = module_of(where)
         for part in name.split("."):
             if not hasattr(x, part):
-                raise UnknownNameError(f"name in {where}", name, _public_names(x))
+                raise UnknownNameError(f"name in {where}", name, [n for n in vars(x) if not n.startswith("_")])
             method = isinstance(x, type) and isinstance(inspect.getattr_static(x, part), FunctionType)
             x = Method(x, part) if method else getattr(x, part)
         return x
-
-
-def _public_names(x: object) -> list[str]:
-    """The public names that a file, a class or an object defines; those that a file imports are left out."""
-    module = x.__name__ if isinstance(x, ModuleType) else None
-    return [
-        name
-        for name, value in vars(x).items()
-        if not name.startswith("_")
-        and not isinstance(value, ModuleType)
-        and (module is None or not isinstance(value, (FunctionType, type)) or value.__module__ == module)
-    ]
 
 
 @contextmanager
@@ -523,27 +479,25 @@ def _is_defined_in(x: object, module: ModuleType) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class Gradient:
-    """Moments of the gradient of one call of the loss, on one group drawn by the sampler.
+    """The gradient of one call of the loss, on groups drawn by the sampler.
 
     Attributes:
         mean: (P·V + T,) the expected gradient: on the logits, then on the masked positions of each column,
             where every target has zero.
+        typical: sqrt(E‖g‖²), the size to compare a zero mean with.
         deviation: sqrt(E‖g - mean‖² times the size of the group): that of one completion, in a mean over completions.
             It is a root because squares overflow float64 from 1e155 on.
-        typical: sqrt(E‖g‖²), the size to compare a zero mean with.
     """
 
     mean: Tensor
-    deviation: float
     typical: float
+    deviation: float = math.nan
 
 
 class Parts(NamedTuple):
     """∂loss/∂ of each leaf of a batch: (B, T), and (B, T, V) for the logits."""
 
     logp: Tensor
-    token_reverse_kl: Tensor
-    token_forward_kl: Tensor
     logits: Tensor
 
 
@@ -565,15 +519,25 @@ def all_finite(tensors: Iterable[Tensor]) -> bool:
     return all(bool(torch.isfinite(x).all()) for x in tensors)
 
 
-def expected_gradient(subject: Subject, problem: Problem, size: int, advantage: Tensor) -> Gradient:
-    """Sum over every group of `size` completions; with advantages, sum what the reference adds to the gradient."""
-    members, probability = every_group(problem, size, ordered=not subject.exchangeable)
-    per_group = every_gradient(subject, problem, members, advantage)
+def expected_gradient(
+    subject: Subject, problem: Problem, size: int, advantage: Tensor, *, at_once: bool = False
+) -> Gradient:
+    """Sum over every group of `size` completions; with advantages, sum what the reference adds to the gradient.
+
+    Args:
+        subject: the loss. It is called group by group.
+        problem: its sampler draws the completions.
+        size: completions per group.
+        advantage: (N,) of each completion.
+        at_once: call it once with all groups: right for a mean over rows whose groups do not influence each other.
+    """
+    members, probability = every_group(problem, size)
+    per_group = every_gradient(subject, problem, members, advantage, at_once=at_once)
     unit = unit_of(per_group)
     mean = probability @ (per_group / unit)
     second = float(probability @ (per_group / unit).square().sum(-1))
     spread = float(probability @ (per_group / unit - mean).square().sum(-1))
-    return Gradient(mean * unit, math.sqrt(spread * size) * unit, math.sqrt(second) * unit)
+    return Gradient(mean * unit, math.sqrt(second) * unit, math.sqrt(spread * size) * unit)
 
 
 def unit_of(x: Tensor) -> float:
@@ -585,11 +549,13 @@ def unit_of(x: Tensor) -> float:
     return math.ldexp(1.0, math.frexp(largest)[1] - 1) if math.isfinite(largest) and largest > 0 else 1.0
 
 
-def every_gradient(subject: Subject, problem: Problem, members: Tensor, advantage: Tensor) -> Tensor:
+def every_gradient(
+    subject: Subject, problem: Problem, members: Tensor, advantage: Tensor, *, at_once: bool = False
+) -> Tensor:
     """(M, P·V + T) the gradient of the loss on each of M groups."""
-    if subject.stacks:
+    if at_once:
         parts = of_reference(subject, from_problem(problem, members, advantage))
-        # A stacked call is a mean over all rows: multiply by the number of groups for the mean over one group.
+        # A mean over all rows: multiply by the number of groups for the mean over one group.
         each = [Parts(*(part * len(members) for part in parts))]
     else:
         each = [of_reference(subject, from_problem(problem, group[None], advantage)) for group in members]
@@ -607,27 +573,21 @@ def of_reference(subject: Subject, batch: Batch) -> Parts:
 
 
 def on_parameters(problem: Problem, members: Tensor, parts: Parts) -> Tensor:
-    """From derivatives (M, G, T) or (M, G, T, V) by the tensors of a batch to those (M, P·V + T) by the parameters."""
-    mask = problem.space.mask[members]
+    """From derivatives (M, G, T) or (M, G, T, V) by the tensors of a batch to those (M, P·V + T) by the parameters.
+
+    The parameters are the logits of each prefix; a token's log-prob is differentiated by those of its own.
+    """
+    space, mask = problem.space, problem.space.mask[members]
+    m, v = len(members), space.vocab
     # One number for the gradient on the logits of a position; equal weights would give 0 behind a softmax.
-    weights = torch.arange(1, parts.logits.shape[-1] + 1, dtype=parts.logits.dtype)
+    weights = torch.arange(1, v + 1, dtype=parts.logits.dtype)
     padding = torch.where(mask, 0, parts.logp + parts.logits @ weights).sum(1)
-    jacobians = (problem.scores, problem.kl_gradients, problem.forward_kl_gradients)
-    per_group = torch.zeros(len(members), problem.logits.numel(), dtype=problem.logits.dtype)
-    for part, jacobian in zip(parts[:3], jacobians, strict=True):
-        if bool((part != 0).any()):
-            per_group += torch.einsum("mgt,mgtp->mp", torch.where(mask, part, 0), jacobian[members])
-    if bool((parts.logits != 0).any()):
-        per_group += _at_own_prefix(problem, members, torch.where(mask[..., None], parts.logits, 0))
-    return torch.cat([per_group, padding], -1)
-
-
-def _at_own_prefix(problem: Problem, members: Tensor, on_logits: Tensor) -> Tensor:
-    """(M, G, T, V) gradients on logits, added up at the parameters: the logits of each token's prefix."""
-    m, v = len(members), problem.space.vocab
-    prefix = problem.space.prefix[members].reshape(m, -1, 1).expand(-1, -1, v)
-    table = torch.zeros(m, problem.space.prefixes, v, dtype=problem.logits.dtype)
-    return table.scatter_add_(1, prefix, on_logits.reshape(m, -1, v).to(table.dtype)).flatten(1)
+    score = torch.nn.functional.one_hot(space.tokens, v) - torch.softmax(problem.logits, -1)[space.prefix]
+    on_logits = torch.where(mask[..., None], parts.logits + parts.logp[..., None] * score[members], 0)
+    prefix = space.prefix[members].reshape(m, -1, 1).expand(-1, -1, v)
+    table = torch.zeros(m, space.prefixes, v, dtype=problem.logits.dtype)
+    table.scatter_add_(1, prefix, on_logits.reshape(m, -1, v).to(table.dtype))
+    return torch.cat([table.flatten(1), padding], -1)
 
 
 def sum_over_rows(problem: Problem, members: Tensor, parts: Parts) -> Gradient:
@@ -637,4 +597,4 @@ def sum_over_rows(problem: Problem, members: Tensor, parts: Parts) -> Gradient:
     unit = unit_of(per_row)
     # The gradient is the sum over rows. In a mean over rows, that of one row alone would be `rows` times as large.
     typical = math.sqrt(float((per_row / unit).square().sum()) * len(per_row)) * unit
-    return Gradient(per_row.sum(0), math.nan, typical)
+    return Gradient(per_row.sum(0), typical)

@@ -3,50 +3,63 @@
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from types import MappingProxyType
+from dataclasses import dataclass
+from typing import Protocol
 
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
 from ..support import finite
-from .advice import STANDINGS, notes, rows, standing
-from .batch import proof_cases
-from .parts import Bound
+from .advice import findings, is_usual, rows
 from .procedure import AuditResult
-from .sentences import cells, part_differences, summary
+from .sentences import cells, part_differences
 from .subject import Subject
 
-# Audit results as JSON and as a Markdown table.
+# What every report is written with: a table of cells, and lines of a label and a sentence.
 
-KIND_TITLES = {
-    "cell": "Cells: losses as found in the wild",
-    "term": "Terms: losses that declare what they mean",
-    "function": "Functions",
-    "framework": "Frameworks: their own code, by setting",
-}
-"""The heading of each kind of loss."""
-
-PARTS = ("divergence", "looks ahead", "samples", "unit", "scale")
-COLUMNS = ("loss", *PARTS, "notes")
+NARROW = 110
+"""Columns of a terminal below which the cells of a row are below each other."""
 
 
-def to_json(results: Sequence[AuditResult]) -> str:
-    """`{"results": [...], "problems": [...]}`; numbers that are not finite are null."""
-    data = {
-        "results": [r.to_dict() for r in results],
-        "problems": [c.describe() for c in proof_cases(False)],
-    }
-    return json.dumps(finite(data), indent=2) + "\n"
+@dataclass(frozen=True)
+class CellTable:
+    """A table in which long text continues on the next line: nothing is cut off.
+
+    Attributes:
+        columns: the headings.
+        rows: the cells.
+    """
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str | Text]]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """The table, as wide as the terminal."""
+        is_wide = options.max_width >= NARROW
+        table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+        first, *others = self.columns
+        table.add_column(first, overflow="fold", ratio=4, min_width=24)
+        for i, name in enumerate(others if is_wide else [", ".join(others)]):
+            table.add_column(name, overflow="fold", ratio=3 if i else 4, no_wrap=name == "scale")
+        for name, *texts in self.rows:
+            lines = [Text.assemble(f"{label}: ", text) for label, text in zip(others, texts, strict=True) if text]
+            table.add_row(name, *texts if is_wide else [Text("\n").join(lines)])
+        yield table
 
 
-def to_markdown(results: Sequence[AuditResult]) -> str:
-    """One table."""
-    return markdown_table([cells_of(r) for r in results])
+def panel(name: str, about: Sequence[str], lines: Iterable[tuple[str, str]], legend: str, style: str) -> Panel:
+    """Everything about one loss; the first line has a style."""
+    facts = Table.grid(padding=(0, 2))
+    facts.add_column(no_wrap=True)
+    for i, (label, sentence) in enumerate(lines):
+        facts.add_row(label, Text(sentence, style="" if i else style))
+    head = [Text(name, style="bold"), *(Text(text, style="italic") for text in about if text)]
+    return Panel(Group(*head, "", facts, "", Text(legend, style="dim")))
 
 
-def markdown_table(rows: Iterable[Sequence[str]], columns: Sequence[str] = COLUMNS) -> str:
+def markdown_table(rows: Iterable[Sequence[str]], columns: Sequence[str]) -> str:
     """Rows as a Markdown table; the first cell of each is code."""
     lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
     lines += ["| " + " | ".join([code(name), *rest]) + " |" for name, *rest in rows]
@@ -64,70 +77,79 @@ def code(name: str) -> str:
     return f"<code>{''.join(c if c.isalnum() or c == ' ' else f'&#{ord(c)};' for c in name)}</code>"
 
 
-def cells_of(r: AuditResult) -> tuple[str, ...]:
-    """The row of a table, in the order of `COLUMNS`."""
-    return (r.name, *cells(r.anatomy), "; ".join(notes(r)))
+class HasData(Protocol):
+    """A result."""
+
+    def to_dict(self) -> dict[str, object]:
+        """Plain data, ready for JSON."""
+        ...
 
 
-# Audit results for a terminal.
+def to_json(results: Sequence[HasData]) -> str:
+    """`{"results": [...]}`; numbers that are not finite are null."""
+    return json.dumps(finite({"results": [r.to_dict() for r in results]}), indent=2) + "\n"
 
-NO_WORDS: Mapping[str, str] = MappingProxyType({})
 
+# The audits of KL losses.
+
+KIND_TITLES = {
+    "cell": "Losses as found in the wild",
+    "term": "Terms of this library, KLTerm",
+    "function": "Functions",
+    "framework": "Frameworks: their own code, by setting",
+}
+"""The heading of each kind of loss."""
+
+PARTS = ("divergence", "looks ahead", "samples", "unit", "scale")
+COLUMNS = ("loss", *PARTS, "notes")
 CAPTION = (
-    "Read from the derivatives of the loss in float64, and compared with its gradient summed over every outcome of "
-    "small problems. l is log π/ref of a token, β the coefficient of the KL. Samples: `fresh` has no ratio π/μ to the "
-    "sampler. `klgrad audit NAME` shows everything about one loss."
+    "l is log π/ref of a token. Looks ahead: which of the later tokens a token answers for; `all` makes it the KL of "
+    "whole completions. Samples: by which ratio π/μ to the sampler μ the loss is weighted. Scale: its pull near ref, "
+    "relative to β KL(π‖ref). `klgrad audit NAME` shows everything about one loss."
 )
 
-NARROW = 110
-"""Columns below which the parts of a loss are in one cell."""
 
-FRAME = 6
-"""Columns that the frame takes from the line of the title."""
+def cells_of(r: AuditResult) -> tuple[str, ...]:
+    """The row of a table, in the order of `COLUMNS`."""
+    return (r.name, *cells(r.anatomy), "; ".join(findings(r)))
 
 
-def by_standing(results: Sequence[AuditResult], width: int) -> RenderableType:
-    """Tables grouped by what the losses are: the reverse KL, that in large batches, something else, or nothing."""
-    groups = {title: [r for r in results if standing(r) == name] for name, title in STANDINGS.items()}
-    return _tables({title: some for title, some in groups.items() if some}, width, NO_WORDS, NO_WORDS)
+SHOWN = ("loss", "KL(π‖ref)?", *PARTS, "notes")
+"""The columns of what is audited now, and not recorded."""
+
+
+def shown_of(r: AuditResult) -> tuple[str, ...]:
+    """The row of a table, in the order of `SHOWN`."""
+    name, *others = cells_of(r)
+    return (name, is_usual(r), *others)
+
+
+def to_markdown(results: Sequence[AuditResult]) -> str:
+    """One table."""
+    return markdown_table([shown_of(r) for r in results], SHOWN)
 
 
 def overview(
     results: Sequence[AuditResult],
-    width: int,
     *,
-    titles: Mapping[str, str] = NO_WORDS,
-    tags: Mapping[str, str] = NO_WORDS,
-    wanted: Mapping[str, str] = NO_WORDS,
+    titles: Mapping[str, str] | None = None,
+    tags: Mapping[str, str] | None = None,
+    wanted: Mapping[str, str] | None = None,
 ) -> RenderableType:
     """A table per kind of loss and per framework.
 
     Args:
         results: of the audit.
-        width: of the terminal.
         titles: the headings, by framework.
         tags: words beside some names.
         wanted: expected values of parts; a cell that differs is marked by `DIFFERS`.
     """
-    heading = lambda r: titles.get(r.framework) or KIND_TITLES[r.kind]
-    headings = dict.fromkeys(map(heading, results))
-    return _tables({title: [r for r in results if heading(r) == title] for title in headings}, width, tags, wanted)
-
-
-def _tables(
-    groups: Mapping[str, Sequence[AuditResult]], width: int, tags: Mapping[str, str], wanted: Mapping[str, str]
-) -> RenderableType:
-    """One table per group. Long text continues on the next line; nothing is cut off."""
-    tables: list[RenderableType] = []
-    for title, results in groups.items():
-        table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
-        table.add_column("loss", overflow="fold", ratio=4, min_width=24)
-        for name in (*PARTS, "notes") if width >= NARROW else ("divergence, looks ahead, samples, unit, scale",):
-            table.add_column(name, overflow="fold", ratio=4 if name == "divergence" else 3, no_wrap=name == "scale")
-        for r in results:
-            table.add_row(*_row(r, width, tags.get(r.name, ""), wanted))
-        tables += [Text(title, style="bold"), table, ""]
-    return Group(*tables, Text(CAPTION, style="dim"))
+    groups: dict[str, list[list[str | Text]]] = {}
+    for r in results:
+        heading = (titles or {}).get(r.framework) or KIND_TITLES[r.kind]
+        groups.setdefault(heading, []).append(_row(r, (tags or {}).get(r.name, ""), wanted or {}))
+    tables = [[Text(title, style="bold"), CellTable(SHOWN, some), ""] for title, some in groups.items()]
+    return Group(*(part for table in tables for part in table), Text(CAPTION, style="dim"))
 
 
 DIFFERS = "≠ "
@@ -137,59 +159,30 @@ EXPECTED = ("divergence", "horizon", "samples", "unit", "scale")
 """The names in `--expect` of the columns in `PARTS`."""
 
 
-def _row(r: AuditResult, width: int, tag: str, wanted: Mapping[str, str]) -> list[RenderableType]:
-    name = Text(r.name)
-    if tag:
-        name.append(f" ({tag})", style="bold")
+def _row(r: AuditResult, tag: str, wanted: Mapping[str, str]) -> list[str | Text]:
+    name, answer, *texts, notes = shown_of(r)
     differing = [expected.partition("=")[0] for expected, _ in part_differences(r.anatomy, dict(wanted))]
-    marked = [DIFFERS * (part in differing) + text for part, text in zip(EXPECTED, cells(r.anatomy), strict=True)]
-    style = lambda text, usual: "bold red" if text.startswith(DIFFERS) else usual
-    first, *others = (Text(text, style=style(text, style_of(r) if i == 0 else "")) for i, text in enumerate(marked))
-    remarks = "; ".join(notes(r))
-    if width >= NARROW:
-        return [name, first, *others, remarks]
-    for label, text in zip(("ahead", "samples", "unit", "scale", "notes"), (*marked[1:], remarks), strict=True):
-        if text:
-            first.append(f"\n{label}: {text}", style=style(text, "dim not bold default"))
-    return [name, first]
+    shown = [
+        Text(DIFFERS + text, style="bold red") if part in differing else text
+        for part, text in zip(EXPECTED, texts, strict=True)
+    ]
+    return [
+        Text.assemble(name, (f" ({tag})", "bold") if tag else ""),
+        Text(answer, style=STYLES[answer]),
+        *shown,
+        notes,
+    ]
 
 
-STYLES = {"right": "green", "large": "green", "else": "magenta", "nothing": "bold red"}
+STYLES = {"yes": "green", "in part": "green", "no": "magenta", "not known": "bold yellow"}
+"""The rich style of each answer."""
 
 
-def style_of(r: AuditResult) -> str:
-    """The rich style of what a loss descends."""
-    return STYLES[standing(r)] if r.anatomy.proved_fresh else "bold yellow"
-
-
-def in_full(r: AuditResult, subject: Subject, width: int) -> RenderableType:
+def in_full(r: AuditResult, subject: Subject) -> RenderableType:
     """Everything about one loss."""
-    facts = Table.grid(padding=(0, 2))
-    facts.add_column(no_wrap=True)
-    worse = f"; on stale samples it {_stale_effect(r)}" if standing(r) == "nothing" and r.anatomy.constant else ""
-    facts.add_row("in short", Text(f"{r.advice.finding}{worse}", style=style_of(r)))
-    for label, sentence in rows(r):
-        facts.add_row(label, sentence)
-    if standing(r) in ("right", "large") and r.anatomy.baseline.spread == "none":
-        name = "..." if r.kind == "framework" else r.name
-        facts.add_row("in CI", f"klgrad audit {name} --expect {r.verdict}")
-    if r.kind != "cell" and r.kind != "term":
-        facts.add_row("called", Text(r.call, style="dim"))
-    for remedy in r.advice.remedies:
-        facts.add_row("advice", str(remedy))
-    name = Text(r.name, style="bold")
-    fits = name.cell_len <= width - FRAME
-    parts = [] if fits else [name, ""]  # a title that is too long would be cut off
-    parts += [Text(subject.summary, style="italic"), ""] if subject.summary else []
-    body = Group(*parts, facts, "", Text(legend(r), style="dim"))
-    return Panel(body, title=name if fits else None, title_align="left")
+    return panel(r.name, [subject.summary], rows(r), legend(r), STYLES[is_usual(r)])
 
 
-def _stale_effect(r: AuditResult) -> str:
-    return summary(r.anatomy, on_policy=False)
-
-
-SAMPLES = "Fresh samples are drawn from π, stale ones from the sampler μ, an older policy."
 SYMBOLS = {
     "k1": "k1 = l",
     "k2": "k2 = l²/2",
@@ -198,6 +191,8 @@ SYMBOLS = {
     "w_t": "w_t = π/μ of the tokens up to t",
     "w_T": "w_T = π/μ of the completion",
     "D_t": "D_t = the divergence at token t",
+    "bound(": "bound(x) = x within its bound",
+    "k2-loss": "k2-loss is k2 differentiated",
     "KLTerm": "KLTerm is of this library (from klgrad import KLTerm)",
 }
 """What a symbol of a report means, where it is used."""
@@ -206,14 +201,10 @@ SYMBOLS = {
 def legend(r: AuditResult) -> str:
     """What the symbols in the report of one loss mean."""
     told = dict(rows(r))
-    text = " ".join([*told.values(), *map(str, r.advice.remedies)])
-    used = ["l = log π/ref of a token", *(meaning for symbol, meaning in SYMBOLS.items() if symbol in text)]
-    used += [f"bound(x) = {_of_bound(r.anatomy.samples.bound)}"] if "bound(" in text else []
+    text = " ".join(sentence for _, sentence in rows(r))
+    frozen = "l = log μ/ref of a token, which is log π/ref on fresh samples"
+    used = [frozen if r.anatomy.samples.frozen else "l = log π/ref of a token"]
+    used += [meaning for symbol, meaning in SYMBOLS.items() if symbol in text]
     gradient = "The gradient is the mean of Σ_t c_t ∇log π(token t), with the coefficient c_t. "
-    return f"{'' if told.get('coefficient', 'none').startswith('none') else gradient}{', '.join(used)}. {SAMPLES}"
-
-
-def _of_bound(bound: Bound | None) -> str:
-    if bound is not None and bound.kind == "truncate" and bound.high is not None:
-        return f"min(x, {bound.high:g})"
-    return "x within its bound"
+    samples = "Fresh samples are drawn from π, stale ones from the sampler μ, an older policy."
+    return f"{'' if told.get('coefficient', 'none').startswith('none') else gradient}{', '.join(used)}. {samples}"

@@ -74,7 +74,7 @@ def _named(words: str, verdict: str) -> str:
 
 
 def _changes(run: Run, findings: list[PartAudit], suffix: str) -> list[RenderableType]:
-    target = f"the {TARGETS[run.target].title_in_sentence} ({run.target})," if run.target else ""
+    target = f"the {TARGETS[run.target].phrase} ({run.target})," if run.target else ""
     if not run.changes and not findings:
         return [Text(f"No setting of {READERS[run.framework].title} that is read here adds one.")]
     if not run.changes and not all(finding.verdict for finding in findings):

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console, Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from ..errors import (
@@ -24,15 +23,13 @@ from ..errors import (
     NotAuditableError,
     UnknownNameError,
 )
-from ..frameworks import DEFAULTS, FRAMEWORKS, HOMES, SETTINGS, Recorded, recorded
-from ..frameworks.framework import TARGET_OF, Meaning, expresses
+from ..frameworks import DEFAULTS, FRAMEWORKS, recorded
 from ..support import ARGUMENTS, Json
 from ..targets import TARGETS, Target
-from .console import HasName, beside, completing, deliver, first_lines, lines, stderr, tracked
+from .console import beside, completing, deliver, first_lines, stderr, tracked
 
 if TYPE_CHECKING:
     from ..audit import AuditResult, Subject
-    from ..audit.page import Fix, Fixes
     from ..audit.policy import PolicyResult
     from ..audit.subject import FileLosses
     from ..policy_losses import PolicyLoss
@@ -60,13 +57,7 @@ def tags() -> dict[str, str]:
 def settings_of(console: Console, names: Iterable[str], *, wanted: bool) -> list[Subject]:
     """The settings that these names mean: all those of a framework, or those with all words of the name.
 
-    Args:
-        console: where remarks on versions are printed.
-        names: names of frameworks or of settings.
-        wanted: whether a framework that cannot be audited is an error; it is a remark otherwise.
-
-    Returns:
-        The losses to audit.
+    A framework that cannot be audited is an error if it is `wanted`, and a remark on the console otherwise.
     """
     subjects: list[Subject] = []
     for name in names:
@@ -105,27 +96,16 @@ def recorded_table(name: str, *, whole: bool = False) -> Group | None:
     rows = [] if known is None else known.policy_losses if whole else known.rows
     if known is None or not rows:
         return None
-    shown = matching(name, [row[0] for row in rows])
-    if whole:
-        from ..audit.policy_page import table_of
+    from ..audit.policy_sentences import COLUMNS
+    from ..audit.terminal import CellTable
 
-        table = table_of([row for row in rows if row[0] in shown])
-    else:
-        table = _table(known, shown)
+    shown = matching(name, [row[0] for row in rows])
+    columns = COLUMNS if whole else known.columns
+    named = [Text.assemble(row[0], (f" ({tag})", "bold") if (tag := tags().get(row[0])) else "") for row in rows]
+    table = CellTable(columns, [[name, *row[1:]] for name, row in zip(named, rows, strict=True) if row[0] in shown])
     head = f"{known.framework} is not installed here: audited on {known.date} with version {known.version}."
     remedy = f"Install it to audit your own version: pip install {FRAMEWORKS[known.framework].distribution}"
     return Group(Text(head, style="bold"), table, "", Text(remedy, style="yellow"))
-
-
-def _table(known: Recorded, shown: list[str]) -> Table:
-    table = Table(*known.columns, box=None, padding=(0, 1), pad_edge=False)
-    for column in table.columns:
-        column.overflow = "fold"
-    for row in known.rows:
-        if row[0] in shown:
-            tag = tags().get(row[0])
-            table.add_row(f"{row[0]} ({tag})" if tag else row[0], *row[1:])
-    return table
 
 
 # Find the losses that `klgrad audit` was asked for, and go on where one of them fails.
@@ -140,7 +120,7 @@ UNMET = (
 """What is said of losses of a whole file that were skipped."""
 
 
-S = TypeVar("S", bound=HasName)
+S = TypeVar("S", bound="Subject | PolicyLoss")
 R = TypeVar("R")
 
 
@@ -196,13 +176,8 @@ class Failures:
     def report(self, audited: int, *, expected: bool, differs: bool) -> None:
         """Print the failures and how many losses were audited; raise a single failure if it is all there is.
 
-        Args:
-            audited: the number of losses that were.
-            expected: whether something is expected of every loss; then it is an error if one is skipped, too.
-            differs: whether a verdict is not the expected one.
-
-        Raises:
-            typer.Exit: with status 2 after an error, and else with 1 if a verdict differs.
+        The exit status is 2 after an error, and else 1 if a verdict `differs`. If something is `expected` of every
+        loss, it is an error if one is skipped, too.
         """
         if len(self.errors) == 1 and not audited and not self.skipped:
             raise self.errors[0][1]
@@ -219,25 +194,16 @@ class Failures:
 
 
 def find_losses(names: list[str], settings: Json, console: Console, failures: Failures) -> list[Subject]:
-    """The losses of all names.
+    """The losses of all names: of the catalogue, of frameworks, of functions in files or modules, or of whole files.
 
-    Args:
-        names: of the catalogue, of frameworks, of functions in files or modules, or of whole files.
-        settings: values of the losses' own parameters, and roles. Each loss gets those that it has; one that no loss
-            has is an error.
-        console: for remarks about frameworks.
-        failures: collects what cannot be found, and what is skipped.
-
-    Returns:
-        The losses, in order.
+    Each loss gets those of the settings that are its parameters; one that no loss has is an error.
     """
     from ..audit.call import UserLoss
 
     losses: list[Subject] = []
     messages = stderr()
     for name in names:
-        loading = f"Loading {name}"  # and calling it, to see what it takes
-        with failures.collected(name), first_lines(name, messages), lines(messages, lambda now=loading: now):
+        with failures.collected(name), first_lines(name, messages):
             subjects, skipped = _find(name, settings, console, alone=len(names) == 1)
             losses += subjects
             for other, why in skipped.items():
@@ -439,7 +405,7 @@ def command(
         subjects, results = [list(x) for x in zip(*audited, strict=True)]
         deliver(
             console,
-            _report(losses or [], audited, console.width, expect, full=full, every=all_ or whole_catalogue),
+            _report(losses or [], audited, expect, full=full, every=all_ or whole_catalogue),
             (json, lambda: failures.in_json(to_json(results))),
             (markdown, lambda: failures.in_markdown(to_markdown(results))),
             (html, lambda: _page(subjects, results, failures.reasons)),
@@ -449,7 +415,7 @@ def command(
 
 
 def _report(
-    names: list[str], audited: list[tuple[Subject, AuditResult]], width: int, expect: object, *, full: bool, every: bool
+    names: list[str], audited: list[tuple[Subject, AuditResult]], expect: object, *, full: bool, every: bool
 ) -> RenderableType:
     """Everything about one loss that was named, or a table of several; with `full` both for several."""
     from ..audit import catalogue, terminal as tables
@@ -457,13 +423,13 @@ def _report(
     results = [result for _, result in audited]
     if not (names or every or full):
         more = f"{len(results)} of {len(catalogue())} losses: `klgrad audit --catalogue` audits them all."
-        return Group(tables.by_standing(results, width), Text(more, style="dim"))
+        return Group(tables.overview(results), Text(more, style="dim"))
     parts = []
     if full or len(audited) == len(names) == 1:
-        parts += [tables.in_full(result, subject, width) for subject, result in audited]
+        parts += [tables.in_full(result, subject) for subject, result in audited]
     if len(audited) > 1 or not parts:
         wanted = expect if isinstance(expect, ExpectedParts) else {}
-        parts.append(tables.overview(results, width, titles=titles(), tags=tags(), wanted=wanted))
+        parts.append(tables.overview(results, titles=titles(), tags=tags(), wanted=wanted))
     return Group(*parts)
 
 
@@ -471,7 +437,7 @@ def _page(subjects: list[Subject], results: list[AuditResult], not_audited: dict
     from ..audit.page import to_html
 
     summaries = [subject.summary for subject in subjects]
-    return to_html(results, summaries=summaries, fixes=fixes_for(subjects), tags=tags(), not_audited=not_audited)
+    return to_html(results, summaries=summaries, tags=tags(), not_audited=not_audited)
 
 
 def _check_expectations(
@@ -505,33 +471,6 @@ def _annotation(subject: Subject, text: str) -> str:
     return f"::error {at}title=klgrad::{text.replace('%', '%25')}"
 
 
-# The settings and code to write in each framework, for the HTML page of an audit.
-
-MEANINGS: tuple[Meaning, ...] = (("reverse", "token"), ("reverse", "sequence"), ("forward", "token"))
-"""The meanings with a panel on the page."""
-
-
-def fixes_for(subjects: Sequence[Subject]) -> Fixes:
-    """The settings and code for every framework among the subjects that there is advice for."""
-    names = dict.fromkeys(subject.framework for subject in subjects)
-    return {name: fixes_of(name) for name in names if name in SETTINGS}
-
-
-def fixes_of(framework: str) -> list[Fix]:
-    """A framework's settings by meaning; for the reverse KLs also code, if no setting is correct on all problems."""
-    from ..audit.page import Fix
-
-    fixes = []
-    for meaning in MEANINGS:
-        setting, target = SETTINGS[framework].get(meaning), TARGET_OF[meaning]
-        if setting is not None:
-            fixes.append(Fix(target, setting.lines, *setting.descends, subject=setting.subject, note=setting.note))
-        if meaning[0] == "reverse" and (setting is None or not expresses(setting, meaning, off_policy=False)):
-            lines, place = HOMES[framework].lines(meaning, off_policy=False), HOMES[framework].place
-            fixes.append(Fix(target, lines, target, "unknown", place=place))
-    return fixes
-
-
 # `klgrad audit --whole`.
 
 
@@ -545,22 +484,14 @@ def report_whole(
     use_record: bool,
     full: bool,
 ) -> tuple[list[PolicyResult], Failures]:
-    """Audit whole losses and show what they do.
+    """Audit whole losses, without names all policy losses, and show what they do.
 
-    Args:
-        losses: names of policy losses, of frameworks, or as in `find_losses`; none of them for all policy losses.
-        settings: values of the losses' own parameters.
-        json: the file for JSON.
-        markdown: the file for a table in Markdown.
-        html: the file for a page with the curves of the weights.
-        use_record: whether the record of a framework that is not installed may be shown instead.
-        full: whether everything about each of several is printed.
-
-    Returns:
-        The results, and what was not audited.
+    With `use_record` the record of a framework that is not installed is shown instead.
     """
+    from ..audit.page import policies_to_html
     from ..audit.policy import audit_whole
-    from ..audit.policy_page import in_full, overview, to_html, to_json, to_markdown
+    from ..audit.policy_sentences import in_full, overview, to_markdown
+    from ..audit.terminal import to_json
     from ..policy_losses import POLICY_LOSSES
 
     console, failures = beside(json, markdown, html), Failures()
@@ -580,7 +511,7 @@ def report_whole(
             Group(*tables),
             (json, lambda: failures.in_json(to_json(results))),
             (markdown, lambda: failures.in_markdown(to_markdown(results))),
-            (html, lambda: to_html(results, failures.reasons)),
+            (html, lambda: policies_to_html(results, failures.reasons)),
         )
     return results, failures
 

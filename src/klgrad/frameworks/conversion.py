@@ -32,9 +32,7 @@ def pull_of(result: AuditResult) -> Pull:
     values: list[float | None] = [None] * len(LOG_RATIOS)
     if not refusal:
         at = torch.tensor(LOG_RATIOS, dtype=torch.float64)
-        reverse, forward = a.exact
-        total = reverse * at - forward * torch.expm1(-at) + a.own(at)
-        total = total if a.full is None else total + a.full(at)
+        total = a.own(at) if a.full is None else a.own(at) + a.full(at)
         values = [float(f"{x:.9g}") if math.isfinite(x) else None for x in total.tolist()]
     words = tuple(cells(a)[: len(WORDS)])
     return Pull(scale, a.unit.name, a.unit.rows, a.baseline.name, tuple(values), words, refusal)
@@ -74,14 +72,6 @@ class BatchSizes:
     width: float | None = None
 
 
-OPTIONS = {
-    "length": "--length, the mean length of completions",
-    "completions": "--completions, the number of completions in a batch",
-    "group": "--group, the number of completions to a prompt",
-    "width": "--width, the fixed length that is divided by",
-}
-
-
 def _powers(pull: Pull) -> dict[str, int]:
     """The total weight that the tokens of a batch have, as powers of its sizes."""
     by_length = {"sum": {"length": 1}, "fixed-length": {"length": 1, "width": -1}}.get(pull.unit, {})
@@ -119,7 +109,7 @@ def factor_of(first: Pull, second: Pull, batch: BatchSizes) -> float:
     means = (_own_mean(first), _own_mean(second))
     needed = [name for name, power in powers.items() if power]
     needed += [name for name in means if name and means[0] != means[1]]
-    missing = [OPTIONS[name] for name in dict.fromkeys(needed) if getattr(batch, name) is None]
+    missing = [f"--{name}" for name in dict.fromkeys(needed) if getattr(batch, name) is None]
     if missing:
         raise MeaningError(
             "the sizes in which the two units differ", f"none for {' and '.join(missing)}", "give them as options"

@@ -19,17 +19,15 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ..audit import Subject
-    from ..audit.batch import Batch
+    from ..audit.probes import Batch
 
     PerToken = Callable[[Batch], Tensor]
 
 OVER_TOKENS, OVER_COMPLETIONS, SUM = "a mean over tokens", "a mean per completion", "a sum per completion"
 
 
-def kl_subject(
-    framework: str, settings: str, per_token: PerToken, reduction: str, stacks: bool | None = None
-) -> Subject:
-    """The terms (B, T) of a KL, reduced, as a loss to audit; without `stacks` all but a mean over tokens stack."""
+def kl_subject(framework: str, settings: str, per_token: PerToken, reduction: str) -> Subject:
+    """The terms (B, T) of a KL, reduced, as a loss to audit."""
     from ..core.result import reduce
 
     def loss(batch: Batch) -> Tensor:
@@ -38,8 +36,7 @@ def kl_subject(
             terms = terms / batch.mask.sum(-1, keepdim=True)
         return reduce(terms, batch.rollout(), "token" if reduction == OVER_TOKENS else "sequence")
 
-    stacks = reduction != OVER_TOKENS if stacks is None else stacks
-    return subject(framework, f"{framework} {settings}", loss, stacks=stacks)
+    return subject(framework, f"{framework} {settings}", loss)
 
 
 def estimate(kind: str, x: Tensor) -> Tensor:
@@ -155,7 +152,6 @@ def part_of(
         caveat: what the formula leaves out.
         place: where it is added; forms in the reward know it.
     """
-    stacks = False if isinstance(form, InReward) and form.whitened else None
     where = "reward" if place == "loss" and isinstance(form, InReward | InScore) else place
-    build = partial(kl_subject, framework, settings, form, reduction, stacks)
+    build = partial(kl_subject, framework, settings, form, reduction)
     return KLPart(where, f"{framework} {settings}", beta, build, caveat)

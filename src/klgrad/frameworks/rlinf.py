@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 from .framework import Default, Framework
-from .harness import bare, instead, load_all, subject
+from .harness import bare, instead, load, subject
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from ..audit import Subject
-    from ..audit.batch import Batch
+    from ..audit.probes import Batch
 
 STAND_INS = ("megatron", "params_resharding")
 FILES = (
@@ -50,7 +50,7 @@ def in_loss(worker: str, kind: str, reduction: str) -> Subject:
         return run(batch, batch.advantages, kind, reduction)
 
     name = f"rlinf actor={worker} kl_penalty_type={kind} loss_agg_func={reduction}"
-    return subject("rlinf", name, loss, stacks=reduction == SUM)
+    return subject("rlinf", name, loss)
 
 
 def in_advantage(kind: str) -> Subject:
@@ -177,7 +177,7 @@ class _Config(SimpleNamespace):
 
 @cache
 def _modules() -> dict[str, ModuleType]:
-    modules = load_all("rlinf", (f"rlinf.{name}" for name in FILES), stand_ins=STAND_INS, replaced=("rlinf",))
+    modules = load("rlinf", *(f"rlinf.{name}" for name in FILES), stand_ins=STAND_INS, replaced=("rlinf",))
     on_cpu = SimpleNamespace(torch_device_type="cpu", torch_platform=SimpleNamespace(current_device=lambda: "cpu"))
     vars(modules["fsdp_actor_worker"]).update(Worker=on_cpu)
     return modules

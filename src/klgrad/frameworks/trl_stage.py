@@ -16,7 +16,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from ..audit.batch import Batch
+from ..audit.probes import Batch
 from ..kernels import TokenStatistics, TopEntries
 
 # The surroundings in which TRL's trainers are built and run for an audit: offline, on one thread, without logs.

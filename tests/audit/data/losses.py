@@ -204,10 +204,6 @@ def on_policy_distillation(student_logprobs, teacher_logprobs, mask):
 # Scripts written by hand.
 
 
-def k1_by_position(logp, ref_logp, /, scale=1.0):
-    return scale * (logp - ref_logp)
-
-
 def k2_in_a_dict(new_logprobs, ref_logprobs, mask):
     return {"loss": ((new_logprobs - ref_logprobs).pow(2) / 2 * mask).sum(-1).mean(), "kl": 0.0}
 

@@ -330,7 +330,7 @@ def largest_bias(problems: int, seed: int) -> dict[str, float]:
         target = target_gradients(problem)["reverse-kl-sequence"]
         none = torch.zeros(len(problem.space), dtype=torch.float64)
         for name in UNBIASED:
-            mean = expected_gradient(as_subject(METHODS[name]), problem, 2, none).mean[: len(target)]
+            mean = expected_gradient(as_subject(METHODS[name]), problem, 2, none, at_once=True).mean[: len(target)]
             biases[name] = max(biases[name], float((mean - target).norm() / target.norm()))
     return biases
 
