@@ -85,6 +85,7 @@ def test_stale_completions_without_weights_are_warned_of(stale, recwarn):
         ({"generation_kwargs": {"temperature": 0.5}}, "generation_kwargs temperature=0.5"),
         ({"use_adaptive_entropy": True}, "entropy bonus"),
         ({"sync_ref_model": True}, "a reference that moves"),
+        ({"use_vllm": True, "kl_placement": "reward"}, "weights the KL in the reward"),
         ({"loss_type": "cispo"}, "multiplied by it, with a KL in them, and a KL in the loss is not"),
         (
             {"loss_type": "grpo"},

@@ -346,6 +346,11 @@ def _notes_on_trl(config: "KLConfig") -> Iterator[str]:
             f"loss_type='cispo' limits the ratio to epsilon_high={bound:g}, below 1: on-policy all advantages are "
             "multiplied by it, with a KL in them, and a KL in the loss is not; set epsilon_high to 5, for example"
         )
+    if config.use_vllm and config.vllm_importance_sampling_correction and config.kl_placement != "loss":
+        yield (
+            f"vllm_importance_sampling_mode={config.vllm_importance_sampling_mode!r} weights the KL in the "
+            f"{config.kl_placement} like the policy loss, and drops or truncates it with the policy loss"
+        )
     rows = config.per_device_train_batch_size
     together = rows * config.gradient_accumulation_steps * config.world_size
     if config.loss_type == "bnpo" and config.objective.reduction == "policy" and config.kl_coef and rows != together:
