@@ -8,6 +8,7 @@ import sys
 import types
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -274,7 +275,7 @@ def test_reasoning_gym_by_name(monkeypatch):
     settings = RunConfig(task="reasoning-gym:sum", train_size=8, eval_size=2)
     data = data_of(settings, seed=7, conversational=False)
     (held_out,) = data.evaluation
-    rows = sorted([*data.train, *held_out.rows], key=lambda row: row["entry"])
+    rows: list[Any] = sorted([*data.train, *held_out.rows], key=lambda row: row["entry"])
     assert (held_out.name, held_out.domain, len(data.train)) == ("reasoning-gym:sum", "in", 8)
     assert [row["prompt"] for row in rows] == [f"sum {i} + 7" for i in range(10)]
     columns = {name: [row[name] for row in rows[:4]] for name in ("task", "entry")}

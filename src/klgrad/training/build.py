@@ -90,7 +90,7 @@ def build(settings: RunSettings, models: Models) -> tuple[RunTrainer, Evaluator]
 
 
 def _trainer(settings: RunSettings, models: Models, tokenizer: Any, data: Data, rewards: list[Reward]) -> RunTrainer:
-    from trl import get_peft_config, get_quantization_config
+    from trl import get_peft_config, get_quantization_config  # pyright: ignore[reportPrivateImportUsage]
 
     training, policy = settings.training, settings.policy
     asked = teachers_of(training.teacher)  # a name that was given stays: a column of the dataset may have it

@@ -9,7 +9,7 @@ import torch
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
-from trl import get_peft_config
+from trl import get_peft_config  # pyright: ignore[reportPrivateImportUsage]
 
 from ..audit import AuditResult, audit
 from ..audit.sentences import summary

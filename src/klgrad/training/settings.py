@@ -431,8 +431,8 @@ def described_processes(command: str, arguments: list[str]) -> int | None:
     """How many processes a dry run describes, which starts none; None if it does not say."""
     _, values = read(command, arguments)
     config, number = values.get("accelerate_config"), values.get("num_processes")
-    known = _read_file(config) if config and not number else {}
-    return values.get("dry_run") and (number or known.get("num_processes"))
+    known: Json = {str(name): x for name, x in _read_file(config).items()} if config else {}
+    return (number or known.get("num_processes")) if values.get("dry_run") else None
 
 
 def launch_command(command: str, arguments: list[str]) -> list[str] | None:

@@ -272,7 +272,7 @@ def has_adapters(model: Model) -> bool:
     return hasattr(model, "peft_config")
 
 
-def gathered(*parameters: Tensor | None) -> AbstractContextManager[object]:
+def gathered(*parameters: torch.nn.Parameter | None) -> AbstractContextManager[object]:
     """While the context lasts, the parameters are whole, even where DeepSpeed has split them between processes."""
     return maybe_gather_lm_head_ctx(*(p for p in parameters if p is not None))
 
