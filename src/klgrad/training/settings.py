@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import yaml
 from trl.scripts.utils import TrlParser
@@ -430,9 +430,9 @@ LAUNCHED = "KLGRAD_LAUNCHED"
 def described_processes(command: str, arguments: list[str]) -> int | None:
     """How many processes a dry run describes, which starts none; None if it does not say."""
     _, values = read(command, arguments)
-    config, number = values.get("accelerate_config"), values.get("num_processes")
-    known: Json = {str(name): x for name, x in _read_file(config).items()} if config else {}
-    return (number or known.get("num_processes")) if values.get("dry_run") else None
+    of_file: Any = _read_file(values["accelerate_config"]) if "accelerate_config" in values else {}
+    asked = values.get("num_processes") or of_file.get("num_processes")
+    return asked if values.get("dry_run") else None
 
 
 def launch_command(command: str, arguments: list[str]) -> list[str] | None:
