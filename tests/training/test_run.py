@@ -299,8 +299,10 @@ def full(*_, **__):
 
 WRITERS = {
     "optimizer": ("torch.save", full),
+    "weights": ("transformers.modeling_utils.safe_save_file", full),
     "our state": ("klgrad.trl.compat.write_whole", full),
     "seal": ("klgrad.training.checkpoint.write_whole", full),
+    "history": ("klgrad.training.run_folder.History.append", full),
 }
 
 

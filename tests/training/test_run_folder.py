@@ -18,6 +18,7 @@ from klgrad.training.checkpoint import SEAL
 from klgrad.training.figures import load, table
 from klgrad.training.report import summarise, table_of
 from klgrad.training.run_folder import History
+from klgrad.training.settings import parse
 
 pytestmark = [pytest.mark.filterwarnings("ignore")]
 
@@ -180,6 +181,14 @@ def test_a_run_beside_a_live_one_changes_nothing(how, run, parts):
         assert contents(parts) == before
 
 
+@pytest.mark.slow
+def test_a_lock_file_is_not_a_run(run, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / run_folder.LOCK).write_text("")
+    assert run("train", tmp_path / "run", max_steps=1, eval_size=0)[0] == 0
+    assert not (tmp_path / "run" / run_folder.LOCK).exists()
+
+
 # `--resume` deletes nothing that took training to make.
 
 
@@ -258,6 +267,13 @@ def test_a_lost_summary_is_made_up_for_from_the_last_checkpoint(run, parts, weig
     assert summary["updates"] == summary["after_updates"] == 4
     assert summary["before"] is None  # nobody knows any more
     assert all(torch.equal(x, weights(parts)[name]) for name, x in weights(finished).items())
+
+
+@pytest.mark.parametrize("settings", [None, [1], 5])
+def test_settings_that_are_none(settings, tmp_path):
+    (tmp_path / "run.json").write_text(json.dumps({"command": "train", "settings": settings}))
+    with pytest.raises(RunError, match="the settings of a run, by name"):
+        parse("train", ["--output_dir", str(tmp_path), "--resume", "--use_cpu"])
 
 
 def test_secrets_are_not_written_down(tmp_path):

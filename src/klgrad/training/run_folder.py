@@ -101,8 +101,8 @@ def write_json(path: Path, content: Json) -> None:
 def read(folder: Path, name: str) -> Json:
     """Read `run.json` or `summary.json`."""
     try:
-        return json.loads((folder / name).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        return dict(json.loads((folder / name).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
         remedy = "name the output folder of klgrad train or distill, or train again"
         raise RunError(f"a run's folder, with {name} that can be read", f"{folder}: {error}", remedy) from error
 
@@ -110,9 +110,12 @@ def read(folder: Path, name: str) -> Json:
 def recorded_settings(folder: Path, command: str) -> Json:
     """The settings in `run.json`; raises if the run belongs to another command."""
     content = read(folder, RUN)
-    if (theirs := content["command"]) != command:
+    if (theirs := content.get("command", command)) != command:
         raise RunError(f"a run of klgrad {command}", f"{folder}, of klgrad {theirs}", f"klgrad {theirs} --resume")
-    return content["settings"]
+    if not isinstance(settings := content.get("settings"), dict):
+        received = f"{folder / RUN} with {settings!r}"
+        raise RunError("the settings of a run, by name", received, "train again with --overwrite")
+    return settings
 
 
 def updates_if_finished(folder: Path, max_steps: int, num_train_epochs: float) -> int | None:
