@@ -367,8 +367,8 @@ class KLCallback(TrainerCallback):
     def _of_all(self, x: bool) -> tuple[bool, bool]:
         """Whether it holds on all processes, and whether on any."""
         accelerator = self._trainer.accelerator
-        found = accelerator.gather(torch.tensor([int(x)], device=accelerator.device))
-        return bool(found.min()), bool(found.max())
+        each = accelerator.gather(torch.tensor([int(x)], device=accelerator.device))
+        return bool(each.min()), bool(each.max())
 
     def _on_log(self, log: Callable[..., None], logs: dict[str, float], *args: object, **kwargs: object) -> None:
         """Add what is new since the last row to a row of training; a number of the trainer's own keeps its value."""
