@@ -130,7 +130,7 @@ def test_the_legend_of_a_figure(name):
     from klgrad.training.figures import RunHistory, _legend
 
     figure = Figure()
-    _legend(figure, [RunHistory(name, []), RunHistory("b", [])])
+    _legend(figure, [RunHistory(name, []), RunHistory("b", [])], ["red", "blue"])
     figure.canvas.draw()
     texts = figure.legends[0].get_texts()
     assert [text.get_text() for text in texts] == [name, "b"]
