@@ -234,6 +234,8 @@ class Anatomy:
         own: the coefficient of a token's score as a function of its own log-ratio.
         level: `token`, or `completion` where it is a function of the completion's summed log-ratio.
         full: the coefficient of an entry of the logits as a function of its log-ratio, or None.
+        temperature: by which the logits of both policies are divided. The parts, and the gradient that is compared,
+            are those of the policies at this temperature.
         credits: what stands on the scores of other tokens.
         unit, samples, baseline: as their classes say.
         constant: the coefficient at ref.
@@ -250,6 +252,7 @@ class Anatomy:
         deterministic, finite: whether the same inputs give the same finite numbers.
         finite_at_ref: whether they are finite where all log-ratios are equal, as a spread of 0 is divided by there.
         unexplained: by probe, the share of the coefficients that the formula does not have.
+        micro_batches: whether two micro-batches of whole groups have another gradient than the batch; None if not known.
         matters: what the coefficient of a token depends on beside the parts, where these are not the loss.
         problems: on how many enumerated problems it was compared with the loss.
         allowed: the share that rounding may leave.
@@ -258,6 +261,7 @@ class Anatomy:
     own: Curve
     level: str = "token"
     full: Curve | None = None
+    temperature: float = 1.0
     credits: tuple[Credit, ...] = ()
     unit: Unit = UNITS[0]
     samples: Samples = Samples()
@@ -277,6 +281,7 @@ class Anatomy:
     finite_at_ref: bool = True
     unexplained: dict[str, float] = field(default_factory=dict)
     problems: int = 0
+    micro_batches: bool | None = None
     matters: tuple[str, ...] = ()
     allowed: float = EXACT
 
@@ -556,10 +561,12 @@ class Anatomy:
             },
             "unit": self.unit.name,
             "mean_over_rows": self.unit.rows,
+            "micro_batches": self.micro_batches,
             "baseline": self.baseline.name,
             "divided_by_spread": self.baseline.spread != "none" and not self.baseline.signed,
             "constant": self.constant,
             "entropy": sum(self.entropy),
+            "temperature": self.temperature,
             "additive": self.level == "token" and self.baseline.spread == "none",
             "anchor": self.anchor,
             "reference_late_by": self.late,

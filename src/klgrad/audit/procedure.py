@@ -313,6 +313,7 @@ def enumerate_gradients(subject: Subject, parts: Anatomy, advantages: Advantages
     """The parts with the difference between formula and loss, each summed over every outcome of small problems."""
     if parts.late:  # at the first token a late ref has no coefficient of its own, and these completions are short
         return parts
+    subject = replace(subject, temperature=parts.temperature)
     unexplained, problems = dict(parts.unexplained), 0
     for on_policy, samples in ((True, "fresh"), (False, "stale")):
         gap, cases = 0.0, proof_cases(on_policy, few=subject.kind == "framework")
@@ -381,7 +382,7 @@ def _holds(a: Anatomy, verdict: Verdict) -> Holds | None:
 
 def fresh_name(a: Anatomy) -> Verdict:
     """With samples from π."""
-    if not a.proved_fresh or any(a.entropy) or a.is_misplaced:
+    if not a.proved_fresh or any(a.entropy) or a.is_misplaced or a.temperature != 1:
         return "unknown"
     if a.is_nothing or a.anchor == "sampler":  # at the sampler every log-ratio is 0
         return "unknown" if a.constant and a.unit.name == "completion-mean" else "nothing"
@@ -441,7 +442,8 @@ def _drifts(a: Anatomy) -> bool:
 
 def stale_name(a: Anatomy) -> Verdict:
     """With samples from another policy."""
-    if not a.proved or any(a.entropy) or a.is_misplaced or a.unit.name in ("completion-mean", "other"):
+    is_named = a.proved and not any(a.entropy) and not a.is_misplaced and a.temperature == 1
+    if not is_named or a.unit.name in ("completion-mean", "other"):
         return "unknown"
     ratio, bound = a.samples.ratio, a.samples.bound
     if a.anchor == "sampler":

@@ -105,6 +105,7 @@ def divergence(a: Anatomy, *, brief: bool = False) -> str:
         text = "a divergence of its own" if a.curve.convex else "a divergence of its own (not convex)"
     text += _edges(a) + (", of whole completions" if a.level == "completion" else "")
     text += f", on {a.top_k} of {VOCABULARY} entries" if a.top_k is not None else ""
+    text += f", at temperature {a.temperature:g}" if a.temperature != 1 else ""
     if a.anchor == "sampler":
         text = text.replace("ref", "μ") + " to the sampler: the old log-probs are in the place of ref"
     if a.late:
@@ -642,6 +643,7 @@ def part_values(a: Anatomy) -> dict[str, str]:
         name = huber(high).name if is_huber and high else f"bounded {name}"
     name = f"{name} to the sampler" if a.anchor == "sampler" else name
     name = f"{name}, shifted" if a.late else name
+    name = f"{name} at temperature {a.temperature:g}" if a.temperature != 1 else name
     h, bound = a.horizon, a.samples.bound
     name = f"{name}, on masked tokens too" if a.leaks else name
     return {
