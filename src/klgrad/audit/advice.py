@@ -63,9 +63,8 @@ def rows(r: "AuditResult") -> list[tuple[str, str]]:
         where.append("in large batches (it depends on the other completions)")
     does = f": it {r.advice.finding}" if a.proved_fresh else ""
     parts = [("KL(π‖ref)?", f"{', '.join(where)}{does}".replace(" l ", " log π/ref ")), *report(a)]
-    labels = [label for label, _ in parts]
-    if "unit" in labels and r.kind != "framework" and micro_batches(a):  # an audit sees one batch of a framework
-        parts.insert(labels.index("unit") + 1, ("micro-batches", micro_batches(a)))
+    if split := micro_batches(a, measured=r.kind == "framework"):
+        parts = [(label, f"{text}; {split}" if label == "unit" else text) for label, text in parts]
     also = [("also", text) for text in findings(r)] if a.deterministic else []
     is_sound = is_named and all(remedy.do == IF_STALE for remedy in r.advice.remedies)
     expected = [("in CI", f"klgrad audit {r.name} --expect {r.verdict}")] if is_sound and r.kind != "framework" else []

@@ -17,7 +17,8 @@ from .advice import Advice, advise
 from .anatomy import read_anatomy, rescale
 from .call import Settings
 from .parts import Anatomy
-from .probes import Advantages, Batch, ProbeInputs, from_problem
+from .probes import WIDTH, Advantages, Batch, ProbeInputs, from_problem
+from .sentences import apart
 from .subject import (
     Kind,
     Parts,
@@ -162,6 +163,7 @@ def audit(
     """
     subject = as_subject(loss, name, settings)
     anatomy = enumerate_gradients(subject, read_anatomy(subject, advantages), advantages)
+    anatomy = replace(anatomy, micro_batches=probe_micro_batches(subject, anatomy))
     fresh, stale = fresh_name(anatomy), stale_name(anatomy)
     wrong_from, finite = probe_float32(subject)
     of_others = subject.kind == "framework"  # the batches that this package makes for their code have no such masks
@@ -544,7 +546,7 @@ def probe_batch(moved: Tensor, dtype: torch.dtype = torch.float64) -> Batch:
     return Batch(**cast).fresh()
 
 
-# Single batches that ask one question each, about masks.
+# Single batches that ask one question each, about masks and micro-batches.
 
 SAME = 1e-5
 """Relative difference of derivatives that are the same, also for a loss that casts to float32."""
@@ -585,6 +587,18 @@ def is_finite_if_empty(subject: Subject) -> bool:
     except LossCallError:
         return False
     return all_finite((loss, *parts))
+
+
+def probe_micro_batches(subject: Subject, parts: Anatomy) -> bool | None:
+    """Whether two micro-batches of whole groups have another gradient than the batch; None if it is not known.
+
+    A framework's own way is measured. Other losses are called on each micro-batch, and their parts tell.
+    """
+    if subject.in_micro_batches is None:
+        return None if subject.kind == "framework" else apart(parts)[0]
+    batch = ProbeInputs.at_random([9, 7, 9, 8, 3, 5, 2, 4], WIDTH, stale=1.0, seed=18).batch()
+    halves = replace(subject, loss=subject.in_micro_batches)
+    return not _same_at(batch.mask, evaluate(subject, batch)[1], evaluate(halves, batch)[1])
 
 
 def _masked_at(*positions: tuple[int, int]) -> Batch:

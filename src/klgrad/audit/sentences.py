@@ -31,7 +31,7 @@ def report(a: Anatomy) -> list[tuple[str, str]]:
     rows = [("divergence", divergence(a)), ("proved", proof(a))]
     if not a.proved_fresh:
         return rows
-    parts = [("unit", unit(a.unit)), ("baseline", baseline(a))]
+    parts = [("unit", unit(a.unit, constant=a.micro_batches is False)), ("baseline", baseline(a))]
     if a.late:
         return [rows[0], ("samples", samples(a)), *parts, rows[1]]
     parts = [("samples", samples(a)), ("stale samples", stale(a)), *parts]
@@ -408,31 +408,39 @@ def _integral(name: str, argument: str) -> str:
 # Unit, baseline and scale.
 
 
-def unit(u: Unit) -> str:
-    """What a loss divides by."""
+def unit(u: Unit, *, constant: bool = False) -> str:
+    """What a loss divides by; `constant` if a fixed length is no width of a micro-batch."""
+    length = "a constant length" if constant else "the padded width, or a fixed length"
     over = "averaged over completions" if u.rows else "summed over completions"
     return {
         "sum": f"summed over the completion, {over}",
         "completion-mean": f"mean over each completion's tokens, {over}: tokens of short completions weigh more",
         "token-mean": "mean over all tokens of the batch",
-        "fixed-length": f"summed over the completion and divided by a fixed length or the padded width, {over}",
+        "fixed-length": f"summed over the completion and divided by {length}, {over}",
     }.get(u.name, "none of sum, mean per completion, mean over tokens and fixed length")
 
 
-def micro_batches(a: Anatomy) -> str:
-    """What becomes of the unit and the baseline if a batch is cut up."""
-    u, b, texts = a.unit, a.baseline, []
-    if u.name == "token-mean":
-        texts.append("each divides by its own tokens")
-    if u.name == "fixed-length":
-        texts.append("each divides by its own width, unless all are padded alike")
-    if b.name in ("batch-mean", "return-mean", "token-mean") or b.spread == "batch":
-        texts.append("each has its own baseline")
-    elif b.name in ("group-mean", "leave-one-out") or b.spread == "group":
-        texts.append("each must hold whole groups")
-    if not texts and u.rows and u.name in ("sum", "completion-mean"):
-        texts.append("no effect, if all have equally many completions")
-    return "; ".join(texts)
+def apart(a: Anatomy) -> tuple[bool | None, str]:
+    """Whether the mean over micro-batches of a loss that is called on each has another gradient, and why or when."""
+    u, b = a.unit, a.baseline
+    reasons = {
+        "each divides by its own tokens": u.name == "token-mean",
+        "each divides by its own width, unless all are padded alike": u.name == "fixed-length",
+        "each has its own baseline": b.name in ("batch-mean", "return-mean", "token-mean") or b.spread == "batch",
+    }
+    if a.proved_fresh and any(reasons.values()):
+        return True, ": " + "; ".join(reason for reason, holds in reasons.items() if holds)
+    if not a.proved_fresh or not u.rows or u.name == "other" or b.name == "other":
+        return None, ""
+    in_groups = b.name in ("group-mean", "leave-one-out") or b.spread == "group"
+    return False, f", if {'each holds whole groups' if in_groups else 'all have equally many completions'}"
+
+
+def micro_batches(a: Anatomy, *, measured: bool) -> str:
+    """What micro-batches change, if that is known: as measured, or by the parts of the loss."""
+    by_parts, why = apart(a)
+    why = why if not measured or (a.micro_batches and by_parts) else ""
+    return "" if a.micro_batches is None else f"micro-batches change {'it' if a.micro_batches else 'nothing'}{why}"
 
 
 def baseline(a: Anatomy) -> str:
@@ -466,13 +474,14 @@ def scale(a: Anatomy) -> str:
         same = "so that a small KL pulls as hard as a large one"
         return f"none that is fixed: the pull is divided by {_divisor(a.baseline)}, {same}"
     at = "ref" if a.anchor == "ref" else "μ"
+    tempered = "" if a.temperature == 1 else f", at temperature {a.temperature:g}"
     if math.isinf(a.scale):
         return f"infinite: the pull jumps at {at}, and is as strong beside it as far away"
     if not a.scale:
         return f"0: there is no pull near {at}"
     among = {"group-mean": "group", "batch-mean": "batch"}.get(a.baseline.name)
     of_n = f", times 1 - 1/n, with n completions in a {among}" if among else ""
-    return f"{a.scale:.4g} x the pull of KL(π‖{at}) near {at}, in this unit{of_n}"
+    return f"{a.scale:.4g} x the pull of KL(π‖{at}) near {at}{tempered}, in this unit{of_n}"
 
 
 # The formula.
