@@ -119,52 +119,39 @@ class Plot(NamedTuple):
     label: str = ""
 
 
+def slope_of(curve: Curve) -> Callable[[Tensor], Tensor]:
+    """A coefficient by log π/ref, per unit of its scale; between the points that were read if it has no name."""
+    at, values = curve.points
+    scale = curve.scale if 0 < curve.scale < math.inf else 1.0
+
+    def between(x: Tensor) -> Tensor:
+        right = torch.searchsorted(at, x.contiguous()).clamp(1, len(at) - 1)
+        share = ((x - at[right - 1]) / (at[right] - at[right - 1])).clamp(0, 1)
+        return values[right - 1].lerp(values[right], share) / scale
+
+    return (lambda x: curve(x) / scale) if curve.shares else between
+
+
 def coefficient_of(a: Anatomy) -> Points:
     """The coefficient by log π/ref, of sampled tokens or of entries of the vocabulary, per unit of the scale."""
-    curve = a.curve
-    if curve.is_zero:
-        return []
-    at, values = curve.points
+    curve, at = a.curve, GRID
     if curve.shares:  # drawn at both sides of each edge, so that a clamp is the step that it is
         edges = [edge + side for edge in (curve.low, curve.high) if edge is not None for side in (-1e-9, 1e-9)]
         at = torch.cat([GRID, torch.tensor(edges, dtype=torch.float64)]).sort().values
-        values = curve(at)
-    return _points(at, values / _scale(curve))
+    return [] if curve.is_zero else _points(at, slope_of(curve)(at))
 
 
-def _scale(curve: Curve) -> float:
-    return curve.scale if 0 < curve.scale < math.inf else 1.0
+def generator_of(slope: Callable[[Tensor], Tensor]) -> Points:
+    """The generator f(u) by u = π/ref: the integral of the coefficient at log u from u = 1."""
+    log_u = torch.linspace(-4.6, 1.4, 601, dtype=torch.float64)
+    middle = (log_u[1:] + log_u[:-1]) / 2  # a slope may jump at 0
+    f = torch.cat([torch.zeros(1), (slope(middle) * log_u.exp().diff()).cumsum(0)])
+    return _points(log_u.exp()[::5], (f - f[460])[::5])
 
 
 def _points(x: Tensor, y: Tensor) -> Points:
     return list(zip(x.tolist(), y.tolist(), strict=True))
 
-
-def slope_of(curve: Curve) -> Callable[[Tensor], Tensor]:
-    """The coefficient per unit of the scale; between the points that were read if it is none of the known functions."""
-    at, values = curve.points
-
-    def slope(x: Tensor) -> Tensor:
-        if curve.shares:
-            return curve(x) / _scale(curve)
-        right = torch.searchsorted(at, x.contiguous()).clamp(1, len(at) - 1)
-        share = ((x - at[right - 1]) / (at[right] - at[right - 1])).clamp(0, 1)
-        return (values[right - 1] + share * (values[right] - values[right - 1])) / _scale(curve)
-
-    return slope
-
-
-def generator_of(slope: Callable[[Tensor], Tensor]) -> Points:
-    """The generator f(u) by u = π/ref: the integral of the coefficient at log u from u = 1."""
-    below = torch.linspace(math.log(0.01), 0, 801, dtype=torch.float64)
-    log_u = torch.cat([below, torch.linspace(0, math.log(4), 301, dtype=torch.float64)[1:]])
-    steps = slope((log_u[1:] + log_u[:-1]) / 2) * log_u.exp().diff()  # a slope may jump at 0
-    f = torch.cat([torch.zeros(1), steps.cumsum(0)])
-    return _points(log_u.exp()[::10], (f - f[len(below) - 1])[::10])
-
-
-REVERSE = lambda x: x
-"""The coefficient of the reverse KL, which the figures of every loss show beside it."""
 
 REF, REWARD, BETA = (0.4, 0.3, 0.15, 0.1, 0.05), (0.0, 0.25, 0.5, 0.75, 1.0), 0.3
 """The example whose optimum is shown: five outcomes of one token, the likeliest with the least reward."""
@@ -179,11 +166,10 @@ def optimum_of(slope: Callable[[Tensor], Tensor]) -> list[float]:
 def why_no_optimum(a: Anatomy) -> str:
     """Why a loss has no optimum by its f alone; empty if it has one."""
     reasons = {
-        "": a.curve.is_zero,  # and no f
         "the parts are not proved": not a.proved_fresh,
         "the pull is divided by a spread": a.baseline.spread != "none",
-        "it does not compare a token with itself in ref": a.anchor != "ref" or a.late != 0,
-        "the policy of the rewards is that at temperature 1": a.temperature != 1,
+        "a token is not compared with itself in ref": a.anchor != "ref" or a.late != 0,
+        "rewards are those of the policy at temperature 1": a.temperature != 1,
         "f is not convex": not a.curve.convex,
     }
     return next((reason for reason, holds in reasons.items() if holds), "")
@@ -198,11 +184,11 @@ def plots_of(r: AuditResult) -> list[Plot]:
     dead = [zone for zone in ((low, r.dead_below or low), (r.dead_above or high, high)) if zone[0] < zone[1]]
     is_dead = r.dead_below is not None or r.dead_above is not None
     label = f"a gradient only where {between(r.dead_below, r.dead_above, 'log π/ref')}" if is_dead else ""
-    curves = [("the reverse KL", "sound", _points(GRID, GRID)), ("this loss", "line", points)]
-    slopes = (("the reverse KL", "sound", REVERSE), ("this loss", "line", slope_of(r.anatomy.curve)))
+    beside = lambda usual, own: [("the reverse KL", "sound", usual), ("this loss", "line", own)]
+    f = beside(generator_of(lambda x: x), generator_of(slope_of(r.anatomy.curve)))
     return [
-        Plot(TITLES[0], COEFFICIENT, curves, dead, label),
-        Plot(TITLES[1], GENERATOR, [(name, css, generator_of(slope)) for name, css, slope in slopes]),
+        Plot(TITLES[0], COEFFICIENT, beside(_points(GRID, GRID), points), dead, label),
+        Plot(TITLES[1], GENERATOR, f),
     ]
 
 
@@ -229,22 +215,15 @@ def comparison_of(results: Sequence[AuditResult]) -> list[Plot]:
     drawn = [r for r in results if not r.anatomy.curve.is_zero]
     if not 2 <= len(drawn) <= len(results) <= COMPARED:
         return []
-    curves = [coefficient_of(r.anatomy) for r in drawn], [generator_of(slope_of(r.anatomy.curve)) for r in drawn]
-    named = [[(r.name, f"line line-{i}", c) for i, (r, c) in enumerate(zip(drawn, each), 1)] for each in curves]
-    return [Plot(*parts) for parts in zip(TITLES, (COEFFICIENT, GENERATOR), named, strict=True)]
+    named = lambda points_of: [(r.name, f"line line-{i}", points_of(r.anatomy)) for i, r in enumerate(drawn, 1)]
+    f_of = lambda a: generator_of(slope_of(a.curve))
+    return [Plot(TITLES[0], COEFFICIENT, named(coefficient_of)), Plot(TITLES[1], GENERATOR, named(f_of))]
 
 
 # The cards and the whole page.
 
 STATUS = {"yes": "yes", "in part": "part", "no": "no", "not known": "unknown"}
 """By the answer to whether it is the usual KL, the mark and the colour of a loss: names in the templates."""
-
-
-class Bars(NamedTuple):
-    """The probability of one of the example's outcomes: in ref, with the reverse KL, and with the loss."""
-
-    reward: float
-    shares: tuple[float, float, float]
 
 
 class Card(NamedTuple):
@@ -258,8 +237,8 @@ class Card(NamedTuple):
         about: lines about it.
         rows: its report.
         plots: its figures.
-        bars: where the policy ends in the example.
-        no_bars: why it ends nowhere that is known, if it has figures.
+        bars: where the policy ends in the example: a reward, and its probability in ref, with the reverse KL and here.
+        no_bars: why there are none.
         legend: what the symbols mean.
     """
 
@@ -270,16 +249,17 @@ class Card(NamedTuple):
     about: list[str]
     rows: list[tuple[str, str]]
     plots: list[Plot]
-    bars: list[Bars]
+    bars: list[tuple[float, ...]]
     no_bars: str
     legend: str
 
 
 def card_of(r: AuditResult, summary: str = "", tag: str = "") -> Card:
     """The card of a KL loss."""
-    group, plots, why = r.framework or KIND_TITLES[r.kind], plots_of(r), why_no_optimum(r.anatomy)
-    shares = (REF, optimum_of(REVERSE), optimum_of(slope_of(r.anatomy.curve))) if plots and not why else ([], [], [])
-    bars = [Bars(reward, each) for reward, each in zip(REWARD, zip(*shares, strict=True), strict=False)]
+    group, plots = r.framework or KIND_TITLES[r.kind], plots_of(r)
+    why = why_no_optimum(r.anatomy) if plots else ""
+    known = [REWARD, REF, optimum_of(lambda x: x), optimum_of(slope_of(r.anatomy.curve))] if plots and not why else []
+    bars = list(zip(*known, strict=True))
     return Card(STATUS[is_usual(r)], group, tag, shown_of(r), [summary], rows(r), plots, bars, why, legend(r))
 
 

@@ -252,7 +252,7 @@ class Anatomy:
         deterministic, finite: whether the same inputs give the same finite numbers.
         finite_at_ref: whether they are finite where all log-ratios are equal, as a spread of 0 is divided by there.
         unexplained: by probe, the share of the coefficients that the formula does not have.
-        micro_batches: whether two micro-batches of whole groups have another gradient than the batch; None if not known.
+        micro_batches: whether two micro-batches have another gradient than the batch; None if that is not known.
         matters: what the coefficient of a token depends on beside the parts, where these are not the loss.
         problems: on how many enumerated problems it was compared with the loss.
         allowed: the share that rounding may leave.
