@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -51,6 +51,18 @@ class Unit:
         if self.name == "fixed-length":
             return torch.ones_like(lengths) / (rows * inputs.mask.shape[1])
         return torch.ones_like(lengths) / rows
+
+
+class MicroBatches(NamedTuple):
+    """What becomes of the gradient if a batch is cut into micro-batches.
+
+    Attributes:
+        change: whether it becomes another one; None if that is not known.
+        why: why it does, or on which condition it does not.
+    """
+
+    change: bool | None = None
+    why: str = ""
 
 
 UNITS = tuple(Unit(name, rows) for name in ("sum", "completion-mean", "fixed-length") for rows in (True, False))
@@ -252,7 +264,7 @@ class Anatomy:
         deterministic, finite: whether the same inputs give the same finite numbers.
         finite_at_ref: whether they are finite where all log-ratios are equal, as a spread of 0 is divided by there.
         unexplained: by probe, the share of the coefficients that the formula does not have.
-        micro_batches: whether two micro-batches have another gradient than the batch; None if that is not known.
+        micro_batches: what becomes of the gradient in micro-batches.
         matters: what the coefficient of a token depends on beside the parts, where these are not the loss.
         problems: on how many enumerated problems it was compared with the loss.
         allowed: the share that rounding may leave.
@@ -281,7 +293,7 @@ class Anatomy:
     finite_at_ref: bool = True
     unexplained: dict[str, float] = field(default_factory=dict)
     problems: int = 0
-    micro_batches: bool | None = None
+    micro_batches: MicroBatches = MicroBatches()
     matters: tuple[str, ...] = ()
     allowed: float = EXACT
 
@@ -561,7 +573,7 @@ class Anatomy:
             },
             "unit": self.unit.name,
             "mean_over_rows": self.unit.rows,
-            "micro_batches": self.micro_batches,
+            "micro_batches": self.micro_batches.change,
             "baseline": self.baseline.name,
             "divided_by_spread": self.baseline.spread != "none" and not self.baseline.signed,
             "constant": self.constant,

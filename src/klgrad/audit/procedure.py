@@ -16,9 +16,9 @@ from ..targets import TARGETS, TargetName, Verdict, signed
 from .advice import Advice, advise
 from .anatomy import read_anatomy, rescale
 from .call import Settings
-from .parts import Anatomy
+from .parts import Anatomy, MicroBatches
 from .probes import WIDTH, Advantages, Batch, ProbeInputs, from_problem
-from .sentences import apart
+from .sentences import in_micro_batches
 from .subject import (
     Kind,
     Parts,
@@ -589,16 +589,18 @@ def is_finite_if_empty(subject: Subject) -> bool:
     return all_finite((loss, *parts))
 
 
-def probe_micro_batches(subject: Subject, parts: Anatomy) -> bool | None:
-    """Whether two micro-batches of whole groups have another gradient than the batch; None if it is not known.
+def probe_micro_batches(subject: Subject, parts: Anatomy) -> MicroBatches:
+    """What becomes of the gradient in two micro-batches of whole groups.
 
     A framework's own way is measured. Other losses are called on each micro-batch, and their parts tell.
     """
+    by_parts = in_micro_batches(parts)
     if subject.in_micro_batches is None:
-        return None if subject.kind == "framework" else apart(parts)[0]
+        return MicroBatches() if subject.kind == "framework" else by_parts
     batch = ProbeInputs.at_random([9, 7, 9, 8, 3, 5, 2, 4], WIDTH, stale=1.0, seed=18).batch()
     halves = replace(subject, loss=subject.in_micro_batches)
-    return not _same_at(batch.mask, evaluate(subject, batch)[1], evaluate(halves, batch)[1])
+    change = not _same_at(batch.mask, evaluate(subject, batch)[1], evaluate(halves, batch)[1])
+    return MicroBatches(change, by_parts.why if change and by_parts.change else "")
 
 
 def _masked_at(*positions: tuple[int, int]) -> Batch:

@@ -8,7 +8,7 @@ import torch
 from ..core.divergences import huber, named
 from ..errors import MeaningError, UnknownNameError
 from .anatomy import VOCABULARY
-from .parts import Anatomy, Baseline, Bound, Credit, Unit
+from .parts import Anatomy, Baseline, Bound, Credit, MicroBatches
 from .probes import ESTIMATES, REACH, TOKENS, Curve
 
 NAMES = {
@@ -31,7 +31,7 @@ def report(a: Anatomy) -> list[tuple[str, str]]:
     rows = [("divergence", divergence(a)), ("proved", proof(a))]
     if not a.proved_fresh:
         return rows
-    parts = [("unit", unit(a.unit, constant=a.micro_batches is False)), ("baseline", baseline(a))]
+    parts = [("unit", unit(a)), ("baseline", baseline(a))]
     if a.late:
         return [rows[0], ("samples", samples(a)), *parts, rows[1]]
     parts = [("samples", samples(a)), ("stale samples", stale(a)), *parts]
@@ -408,20 +408,22 @@ def _integral(name: str, argument: str) -> str:
 # Unit, baseline and scale.
 
 
-def unit(u: Unit, *, constant: bool = False) -> str:
-    """What a loss divides by; `constant` if a fixed length is no width of a micro-batch."""
-    length = "a constant length" if constant else "the padded width, or a fixed length"
+def unit(a: Anatomy) -> str:
+    """What a loss divides by, and whether micro-batches change it."""
+    u, (change, why) = a.unit, a.micro_batches
     over = "averaged over completions" if u.rows else "summed over completions"
-    return {
+    length = "a constant length" if change is False else "the padded width, or a fixed length"
+    text = {
         "sum": f"summed over the completion, {over}",
         "completion-mean": f"mean over each completion's tokens, {over}: tokens of short completions weigh more",
         "token-mean": "mean over all tokens of the batch",
         "fixed-length": f"summed over the completion and divided by {length}, {over}",
     }.get(u.name, "none of sum, mean per completion, mean over tokens and fixed length")
+    return text if change is None else f"{text}; micro-batches change {'it' if change else 'nothing'}{why}"
 
 
-def apart(a: Anatomy) -> tuple[bool | None, str]:
-    """Whether the mean over micro-batches of a loss that is called on each has another gradient, and why or when."""
+def in_micro_batches(a: Anatomy) -> MicroBatches:
+    """What the parts say of the mean over micro-batches of a loss that is called on each."""
     u, b = a.unit, a.baseline
     reasons = {
         "each divides by its own tokens": u.name == "token-mean",
@@ -429,18 +431,13 @@ def apart(a: Anatomy) -> tuple[bool | None, str]:
         "each has its own baseline": b.name in ("batch-mean", "return-mean", "token-mean") or b.spread == "batch",
     }
     if a.proved_fresh and any(reasons.values()):
-        return True, ": " + "; ".join(reason for reason, holds in reasons.items() if holds)
-    if not a.proved_fresh or not u.rows or u.name == "other" or b.name == "other":
-        return None, ""
+        return MicroBatches(True, ": " + "; ".join(reason for reason, holds in reasons.items() if holds))
+    if not a.proved_fresh or not u.rows or "other" in (u.name, b.name):
+        return MicroBatches()
     in_groups = b.name in ("group-mean", "leave-one-out") or b.spread == "group"
-    return False, f", if {'each holds whole groups' if in_groups else 'all have equally many completions'}"
-
-
-def micro_batches(a: Anatomy, *, measured: bool) -> str:
-    """What micro-batches change, if that is known: as measured, or by the parts of the loss."""
-    by_parts, why = apart(a)
-    why = why if not measured or (a.micro_batches and by_parts) else ""
-    return "" if a.micro_batches is None else f"micro-batches change {'it' if a.micro_batches else 'nothing'}{why}"
+    return MicroBatches(
+        False, f", if {'each holds whole groups' if in_groups else 'all have equally many completions'}"
+    )
 
 
 def baseline(a: Anatomy) -> str:
