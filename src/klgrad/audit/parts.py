@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -53,7 +53,8 @@ class Unit:
         return torch.ones_like(lengths) / rows
 
 
-class MicroBatches(NamedTuple):
+@dataclass(frozen=True)
+class MicroBatches:
     """What becomes of the gradient if a batch is cut into micro-batches.
 
     Attributes:

@@ -8,7 +8,7 @@ import torch
 from ..core.divergences import huber, named
 from ..errors import MeaningError, UnknownNameError
 from .anatomy import VOCABULARY
-from .parts import Anatomy, Baseline, Bound, Credit, MicroBatches
+from .parts import Anatomy, Baseline, Bound, Credit, MicroBatches, Unit
 from .probes import ESTIMATES, REACH, TOKENS, Curve
 
 NAMES = {
@@ -31,7 +31,7 @@ def report(a: Anatomy) -> list[tuple[str, str]]:
     rows = [("divergence", divergence(a)), ("proved", proof(a))]
     if not a.proved_fresh:
         return rows
-    parts = [("unit", unit(a)), ("baseline", baseline(a))]
+    parts = [("unit", unit(a.unit, a.micro_batches)), ("baseline", baseline(a))]
     if a.late:
         return [rows[0], ("samples", samples(a)), *parts, rows[1]]
     parts = [("samples", samples(a)), ("stale samples", stale(a)), *parts]
@@ -408,18 +408,19 @@ def _integral(name: str, argument: str) -> str:
 # Unit, baseline and scale.
 
 
-def unit(a: Anatomy) -> str:
-    """What a loss divides by, and whether micro-batches change it."""
-    u, (change, why) = a.unit, a.micro_batches
+def unit(u: Unit, split: MicroBatches | None = None) -> str:
+    """What a loss divides by, and whether micro-batches change it, if that is known."""
     over = "averaged over completions" if u.rows else "summed over completions"
-    length = "a constant length" if change is False else "the padded width, or a fixed length"
+    length = "a constant length" if split and split.change is False else "the padded width, or a fixed length"
     text = {
         "sum": f"summed over the completion, {over}",
         "completion-mean": f"mean over each completion's tokens, {over}: tokens of short completions weigh more",
         "token-mean": "mean over all tokens of the batch",
         "fixed-length": f"summed over the completion and divided by {length}, {over}",
     }.get(u.name, "none of sum, mean per completion, mean over tokens and fixed length")
-    return text if change is None else f"{text}; micro-batches change {'it' if change else 'nothing'}{why}"
+    if split is None or split.change is None:
+        return text
+    return f"{text}; micro-batches change {'it' if split.change else 'nothing'}{split.why}"
 
 
 def in_micro_batches(a: Anatomy) -> MicroBatches:
