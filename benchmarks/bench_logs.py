@@ -18,7 +18,7 @@ from harness import rows, save, side_by_side
 
 from klgrad import ImportanceWeighting, KLTerm, Rollout, Truncate, kl_report, mismatch_report
 from klgrad.logs import examine
-from klgrad.logs.examination import cell_of, coefficients
+from klgrad.logs.coefficients import cell_of, coefficients
 
 TOKENS, MEAN_LENGTH, PART = 10_000_000, 500, 50
 
@@ -55,7 +55,7 @@ def peak_memory(path: Path) -> float:
     code = (
         "import re, sys; from pathlib import Path; from klgrad.logs import examine; import pyarrow.parquet\n"
         "peak = lambda: int(re.search(r'VmHWM:\\s+(\\d+)', Path('/proc/self/status').read_text())[1])\n"
-        "before = peak(); examine(Path(sys.argv[1])); print((peak() - before) / 1024)"
+        "before = peak(); examine(Path(sys.argv[1]), 'k3-loss'); print((peak() - before) / 1024)"
     )
     done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True)
     return float(done.stdout)
@@ -68,7 +68,7 @@ if __name__ == "__main__":
         write(whole, TOKENS)
         write(part, TOKENS // PART)
         seconds = side_by_side(
-            {"row by row": lambda: row_by_row(part), "klgrad logs": lambda: examine(whole)}, rounds=3
+            {"row by row": lambda: row_by_row(part), "klgrad logs": lambda: examine(whole, "k3-loss")}, rounds=3
         )
         seconds["row by row"] = [PART * x for x in seconds["row by row"]]
         save(rows(f"{TOKENS} tokens", seconds, "row by row"), "logs.csv")

@@ -80,6 +80,11 @@ def _trainer(job: Job, settings: Any, models: Any, judged: Any, folder: Path) ->
         str(folder / "trl"), beta=BETAS[job.settings["trainer"]], save_strategy="no", report_to="none", **chosen
     )
     prompts = judged.train_dataset.select_columns(["prompt"])
+    (teacher,) = models.teachers.values()
     return DistillationTrainer(
-        models.path, models.reference, args, train_dataset=prompts, processing_class=judged.processing_class
+        models.path,
+        teacher,
+        args,
+        train_dataset=prompts,
+        processing_class=judged.processing_class,
     )

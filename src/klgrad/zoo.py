@@ -172,7 +172,7 @@ BOUNDED = Remedy(
 )
 SUMMED = Remedy(use=(TOKEN,), why="it sums over the completion: divide β by the mean length")
 AFTER_DIVISION = Remedy(
-    "divide the reward alone by its spread, then subtract β times the coefficient of a KLTerm from the advantage"
+    "divide the reward alone by its spread, then subtract β times KLTerm()(rollout).coefficient from the advantage"
 )
 LEAVE_ONE_OUT = Remedy(use=("k1-reward-leave-one-out", KLTerm(baseline="leave_one_out")))
 
@@ -207,7 +207,7 @@ def k2_loss(rollout: Rollout) -> Tensor:
 
 @token_loss("forward-kl-token", "k3-token", instead=K2_OR_TOKEN)
 def k3_loss(rollout: Rollout) -> Tensor:
-    """k3 differentiated, token by token: GRPO as published, and the default of several trainers.
+    """k3 differentiated, token by token: the KL of GRPO as published, and the default of several trainers.
 
     Estimates: KL(π‖ref).
     Gradient: `forward-kl-token` on-policy; `k3-token` off-policy.

@@ -115,7 +115,7 @@ def slope_with(beta):
     from klgrad.frameworks.functions import file_of
 
     file_of.cache_clear()  # an audit replaces what it generates
-    losses = file_of("mlx-tune", "mlx_tune/losses.py")
+    losses = file_of("mlx-tune", "mlx_tune.losses")
     mx.random.seed(0)
     model = Chain()
     tokenizer = type("Tokenizer", (), {"decode": staticmethod(str), "eos_token_id": 3})

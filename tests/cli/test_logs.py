@@ -3,7 +3,6 @@
 import json
 import math
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from klgrad.cli import app
-from klgrad.errors import MissingExtraError, OutputError
+from klgrad.errors import OutputError
 
 
 def run(*arguments):
@@ -23,7 +22,7 @@ def run(*arguments):
 def test_two_hundred_thousand_tokens(tmp_path):
     path = write(tmp_path / "log.parquet", sampled("temperature", 0.8, rows=4000))
     out = tmp_path / "deep" / "report.json"
-    result = run(path, "--json", out)
+    result = run(path, "--cell", "k3-loss", "--json", out)
     assert result.exit_code == 0, result.output
     for text in (
         "4,000 completions, 200,000 tokens",
@@ -89,21 +88,11 @@ def test_there_is_nothing_to_change_where_the_verdict_is_the_target(tmp_path):
     assert "Nothing to change" in result.stdout.partition("What to change")[2]
 
 
-def test_what_is_missing_is_named_without_a_file_where_it_is_no_fault_of_it(tmp_path, monkeypatch):
-    assert "expected an existing file or folder; received nosuch" in str(run("nosuch").exception)
-    for name in ("a", "b"):
-        write(tmp_path / f"{name}.parquet", sampled(rows=8, tokens=5))
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    error = run(tmp_path).exception
-    assert isinstance(error, MissingExtraError)
-    assert error.received == "no such package"
-
-
 def test_a_report_fits_a_narrow_terminal(tmp_path, monkeypatch):
     from klgrad.cli import logs
 
     monkeypatch.setattr(logs, "beside", lambda *_: Console(width=80))
-    result = run(write(tmp_path / "log.npz", sampled("dropout", 0.3, rows=40, tokens=10)))
+    result = run(write(tmp_path / "log.npz", sampled("dropout", 0.3, rows=40, tokens=10)), "--cell", "k3-loss")
     assert result.exit_code == 0, result.output
     assert "…" not in result.stdout
     assert re.search(r"relative difference +\d", result.stdout)

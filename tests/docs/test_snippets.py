@@ -95,9 +95,6 @@ def test_the_table_of_the_page_is_printed():
     lines = [line.split() for line in done.output.splitlines()]
     for line in shown.split("...\n")[1].splitlines():
         assert line.split() in lines
-    again = CliRunner().invoke(app, ["reproduce", "tang-munos/fig2", "--with", "my.py:loss", "--out", "out"])
-    numbers = next(line.split()[1:] for line in again.output.splitlines() if line.startswith("my.py:loss"))
-    assert ["my.py:bounded", *numbers] in lines
 
 
 @pytest.mark.slow

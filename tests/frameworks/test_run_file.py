@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 from klgrad.cli import app
 from klgrad.errors import RunFileError, UnknownNameError
 from klgrad.frameworks import recorded
-from klgrad.frameworks.openrlhf import ENGINE as OPENRLHF_ENGINE
-from klgrad.frameworks.run_file import find, mistyped, names_like_a_kl, read_data, read_run
+from klgrad.frameworks.run_file import find, names_like_a_kl, read_data, read_run
+from klgrad.frameworks.run_settings import SEVERAL
 from klgrad.frameworks.trl import TRAINERS
 from klgrad.frameworks.verl import KNOWN as VERL
 
@@ -52,9 +52,9 @@ def test_a_file_of_trl():
     run = read_run(FILES / "grpo.yaml")
     assert (run.framework, run.trainer) == ("trl", "GRPOTrainer")
     assert run.settings["beta"] == 0.04  # 4e-2, which YAML calls a string
-    assert run.given == ("beta", "loss_type", "use_bias_correction_kl", "num_iterations")
+    assert run.given == ["beta", "loss_type", "use_bias_correction_kl", "num_iterations"]
     assert [part.place for part in run.parts] == ["loss"]
-    assert run.stale == ("num_iterations=2: each batch is used for several updates",)
+    assert run.stale == [f"num_iterations=2: {SEVERAL}"]
     assert [(c.name, c.value, c.was) for c in run.changes] == [("use_bias_correction_kl", True, False)]
 
 
@@ -63,10 +63,7 @@ def test_a_file_of_rloo():
     assert (run.trainer, run.target) == ("RLOOTrainer", "reverse-kl-sequence")
     assert [part.loss for part in run.parts] == ["trl rloo normalize_advantages=True"]
     assert [change.name for change in run.changes] == ["normalize_advantages"]
-    assert run.stale == ()
-
-
-LATER = "the later updates of a generation use completions of an earlier policy"
+    assert run.stale == []
 
 
 @pytest.mark.parametrize("trainer", [{"loss_type": "dapo"}, {"normalize_advantages": True}])
@@ -78,14 +75,14 @@ def test_a_generation_above_one_update_is_stale_with_few_processes(size, accumul
     sizes = {"generation_batch_size": size, "gradient_accumulation_steps": accumulated}
     run = run_of(tmp_path, {**trainer, **sizes})
     above = f"per_device_train_batch_size=8 times gradient_accumulation_steps={accumulated}"
-    reason = f"generation_batch_size={size} above {above}: {LATER}, unless there are at least {processes} processes"
-    assert run.stale == ((reason,) if processes else ())
-    assert run_of(tmp_path, {**trainer, **sizes, "per_device_train_batch_size": 64}).stale == ()
+    reason = f"generation_batch_size={size} above {above}: {SEVERAL}, unless there are at least {processes} processes"
+    assert run.stale == ([reason] if processes else [])
+    assert run_of(tmp_path, {**trainer, **sizes, "per_device_train_batch_size": 64}).stale == []
 
 
 def test_steps_of_a_generation_above_those_of_an_update_are_stale(tmp_path):
     run = run_of(tmp_path, {"loss_type": "dapo", "steps_per_generation": "4", "gradient_accumulation_steps": 2})
-    assert run.stale == (f"steps_per_generation=4 above gradient_accumulation_steps=2: {LATER}",)
+    assert run.stale == [f"steps_per_generation=4 above gradient_accumulation_steps=2: {SEVERAL}"]
 
 
 def test_a_file_of_verl_with_klgrad():
@@ -96,7 +93,7 @@ def test_a_file_of_verl_with_klgrad():
     assert "klgrad.ratio" in run.given
     assert "klgrad placement=loss divergence=reverse level=sequence ratio=prefix" in part.loss
     assert [change.name for change in run.changes] == ["actor_rollout_ref.actor.loss_agg_mode"]
-    assert run.notes == ()
+    assert run.notes == []
 
 
 def test_a_script_of_verl_with_klgrad_beside_its_own_kl(tmp_path):
@@ -106,7 +103,7 @@ def test_a_script_of_verl_with_klgrad_beside_its_own_kl(tmp_path):
     run = read_run(script)
     assert [part.place for part in run.parts] == ["loss", "loss"]
     assert run.parts[1].coefficient == 0.01
-    assert run.notes == ("klgrad refuses to train beside a KL of verl's own: switch one of them off.",)
+    assert run.notes == ["klgrad refuses to train beside a KL of verl's own: switch one of them off."]
     assert run.changes[-1].name == "klgrad.ratio"
 
 
@@ -188,7 +185,7 @@ def test_only_whitened_advantages_of_verl_are_said_to_divide_the_kl(estimator, w
 
 def test_scripts():
     verl = read_run(FILES / "verl.sh")
-    assert verl.given == tuple(name for name in VERL if name in verl.given)
+    assert verl.given == [name for name in VERL if name in verl.given]
     assert verl.settings["algorithm.adv_estimator"] == "grpo"
     assert verl.parts[0].loss == "verl use_kl_loss kl_loss_type=low_var_kl loss_agg_mode=token-mean"
     openrlhf = read_run(FILES / "openrlhf.sh")
@@ -221,7 +218,7 @@ def python_run(tmp_path, text, framework=None, trainer=None):
 )
 def test_python_scripts(text, tmp_path):
     run = python_run(tmp_path, text)
-    assert (run.framework, run.trainer, run.given) == ("trl", "GRPOTrainer", ("beta", "num_iterations"))
+    assert (run.framework, run.trainer, run.given) == ("trl", "GRPOTrainer", ["beta", "num_iterations"])
     assert run.settings["beta"] == 0.04
     assert run.settings["num_iterations"] == 2
     assert [note for note in run.notes if "literal" in note] == []
@@ -229,7 +226,7 @@ def test_python_scripts(text, tmp_path):
 
 def test_the_class_in_a_python_script_is_that_of_the_trainer(tmp_path):
     run = python_run(tmp_path, 'args = RLOOConfig(output_dir="x")')
-    assert (run.trainer, run.given, run.notes) == ("RLOOTrainer", (), ())
+    assert (run.trainer, run.given, run.notes) == ("RLOOTrainer", [], [])
     assert python_run(tmp_path, "args = GRPOConfig(beta=0.1)", trainer="rloo").trainer == "RLOOTrainer"
 
 
@@ -255,14 +252,13 @@ def test_the_default_of_an_argument_is_followed(tmp_path):
         "def main(beta):\n    GRPOConfig(beta=beta)",
         f"{MADE}t = GRPOTrainer(args=args)\nt.args.beta = 0.0",
         f"{MADE}t = GRPOTrainer(args=args)\nt.beta = 0.0",
-        "def make():\n    return GRPOConfig(beta=0.1)\na = make()\na.beta = b",
     ],
 )
 def test_a_value_that_a_python_script_computes_is_asked_for(text, tmp_path):
     with pytest.raises(RunFileError, match=r"remedy: add --set beta=VALUE"):
         python_run(tmp_path, text)
     run = read_run(tmp_path / "run.py", settings={"beta": "0.25"})
-    assert (run.settings["beta"], run.overrides) == (0.25, ("beta",))
+    assert (run.settings["beta"], run.overrides) == (0.25, ["beta"])
 
 
 @pytest.mark.parametrize(
@@ -277,7 +273,7 @@ def test_a_value_that_a_python_script_computes_is_asked_for(text, tmp_path):
         (f"{MADE}args = tweaked()", r"args = tweaked\(\)"),
         (f"{MADE}t = GRPOTrainer(args=args)\nsetattr(t.args, 'beta', 0)", r"setattr\(t.args"),
         ("args = tweaked(GRPOConfig(beta=0.1))", r"tweaked\(GRPOConfig"),
-        ("def make():\n    return GRPOConfig(beta=0.1)\ntweak(make())", r"tweak\(make\(\)\)"),
+        ("def make():\n    return GRPOConfig(beta=0.1)\ntweak(make())", r"GRPOConfig\(beta=0.1\)"),
         ("kw = {'beta': 0.1}\ntweak(kw)\nGRPOConfig(**kw)", r"tweak\(kw\)"),
         ("kw = {'beta': 0.1}\nkw.update(beta=0)\nGRPOConfig(**kw)", r"kw.update"),
         ("kw = {'beta': 0.1}\ndel kw['beta']\nGRPOConfig(**kw)", r"kw\['beta'\]"),
@@ -341,7 +337,6 @@ LAUNCH = "accelerate launch --config_file zero3.yaml --gradient_accumulation_ste
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("n=4\ntrl grpo --beta 0.04 --num_iterations $(expr 16 / $n)", {"num_iterations": 4}),
         (f"{LAUNCH} --beta 0.04 --loss_type dr_grpo --no_use_bias_correction_kl", {"use_bias_correction_kl": False}),
         (f"{LAUNCH} --beta 0.04 --no-use-bias-correction-kl", {"use_bias_correction_kl": False}),
         (f"{LAUNCH} --beta 0.04 --loss-type=grpo --num-iterations 4", {"loss_type": "grpo", "num_iterations": 4}),
@@ -351,18 +346,13 @@ LAUNCH = "accelerate launch --config_file zero3.yaml --gradient_accumulation_ste
         ('export BETA=0.04 N=2\ntrl grpo --beta "${BETA}" --num_iterations=$((N * (1 + 1)))', {"num_iterations": 4}),
         ("B=0.04 # 0.1\nX='0.'\nX+=04\nARGS=(--beta $X)\ntrl grpo \"${ARGS[@]}\" $@", {"beta": 0.04}),
         ('A=\'--beta 0.04\'\nCMD="trl grpo $A"\nsrun bash -c "$CMD" 2>&1 | tee log', {"beta": 0.04}),
-        ("if $x; then B=0.04; trl grpo --beta $B; else B=1; fi", {"beta": 0.04}),
         ("cat > a <<'END'\ntrl grpo --beta 1\nEND\ntrl grpo --beta 0.04", {"beta": 0.04}),
         ("python data.py --beta 3\ntrl vllm-serve --model m &\ntrl grpo --beta 0.04", {"beta": 0.04}),
         ("trl grpo --beta 0.04 # \\\n--beta 1", {"beta": 0.04}),
         ("python -m torch.distributed.run --nproc 2 grpo.py --beta 0.04", {"beta": 0.04}),
-        ("trl grpo --bet 0.04 --num_iter 4 --loss-t=grpo", {"num_iterations": 4, "loss_type": "grpo"}),
-        ("trl grpo --beta 0.04 --no_use_bias", {"use_bias_correction_kl": False}),
         ("trl grpo --beta 0.04 --use_vllm yes --sync_ref_model F", {"use_vllm": True, "sync_ref_model": False}),
         ("trl grpo --beta 0.04 --use_vllm 1 --sync_ref_model n", {"use_vllm": True, "sync_ref_model": False}),
-        ("cd x && B=0.04 &&\n trl grpo --beta $B", {"beta": 0.04}),
-        ("B=1; [ -f x ] && B=2; B=0.04; set -euo pipefail; source venv/bin/activate\ntrl grpo --beta $B", {}),
-        ("main() { local B=0.04; trl grpo --beta $B; }\nmain", {}),
+        ("B=0.04; set -euo pipefail; source venv/bin/activate\ntrl grpo --beta $B", {}),
     ],
 )
 def test_shell_scripts(text, expected, tmp_path):
@@ -370,7 +360,6 @@ def test_shell_scripts(text, expected, tmp_path):
     assert {name: run.settings[name] for name in expected} == expected
     assert run.settings["beta"] == 0.04
     assert run.trainer == "GRPOTrainer"
-    assert not any("did you mean" in note for note in run.notes)
 
 
 def test_scripts_as_they_are_written():
@@ -378,14 +367,16 @@ def test_scripts_as_they_are_written():
     assert verl.parts[0].loss == "verl use_kl_loss kl_loss_type=low_var_kl+ loss_agg_mode=seq-mean-token-sum"
     assert verl.parts[0].coefficient == 0.002
     assert verl.settings["data.train_batch_size"] == verl.settings["actor_rollout_ref.actor.ppo_mini_batch_size"] == 128
-    assert verl.notes == (
+    assert verl.notes == [
         "The script's own arguments are not read.",
-        "`actor_rollout_ref.actor.kl_loss_coef` is 0.002 unless the environment has another KL_COEF.",
-    )
+        "`actor_rollout_ref.actor.kl_loss_coef` is 0.002 unless $KL_COEF is another.",
+    ]
     openrlhf = read_run(FILES / "openrlhf_old.sh")
     assert openrlhf.parts[0].loss == "openrlhf algo.kl.use_loss estimator=k3 unbiased_gradient=False"
     assert openrlhf.parts[0].coefficient == 1e-5
-    assert openrlhf.stale == (OPENRLHF_ENGINE,)  # 64 times 8 completions, and 512 in an update
+    assert openrlhf.stale == [
+        "sampled with vLLM, whose log-probs differ from those of the trainer"
+    ]  # 64 times 8 completions, and 512 in an update
     assert openrlhf.changes[0].why.endswith("; releases with the old flags lack it")
     trl = read_run(FILES / "grpo_arguments.py")
     settings = "loss_type=dr_grpo importance_sampling_level=token use_bias_correction_kl=False use_vllm=True"
@@ -396,24 +387,20 @@ def test_scripts_as_they_are_written():
 def test_a_default_of_the_environment_is_noted(tmp_path):
     run = shell_run(tmp_path, "B=${BETA:-0.04}\ntrl grpo --beta $B --num_iterations ${N-2} $EXTRA ${MORE:-}")
     assert (run.settings["beta"], run.settings["num_iterations"]) == (0.04, 2)
-    assert (
-        run.notes
-        == (
-            "Read as the settings of a GRPOTrainer; --trainer rloo for RLOO.",
-            "`beta` is 0.04 unless the environment has another BETA.",
-            "`num_iterations` is 2 unless the environment has another N.",
-            "The script does not set $EXTRA: settings in it are not read.",
-        )[1:]
-    )
+    assert run.notes == [
+        "`beta` is 0.04 unless $BETA is another.",
+        "`num_iterations` is 2 unless $N is another.",
+        "The script does not set $EXTRA: settings in it are not read.",
+    ]
 
 
 def test_the_arguments_of_the_script_are_noted(tmp_path):
     run = shell_run(tmp_path, 'trl grpo --beta ${1:-0.04} --use_vllm "$@"')
     assert (run.settings["beta"], run.settings["use_vllm"]) == (0.04, True)
-    assert run.notes == (
+    assert run.notes == [
         "The script's own arguments are not read.",
-        "`beta` is 0.04 unless the script's argument 1 is another.",
-    )
+        "`beta` is 0.04 unless $1 is another.",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -426,8 +413,8 @@ def test_the_arguments_of_the_script_are_noted(tmp_path):
         "for b in 0.1 0.2; do trl grpo --beta $b; done",
         "case $1 in a) BETA=1;; *) BETA=2;; esac\ntrl grpo --beta $BETA",
         "f() {\n BETA=$1\n trl grpo --beta $BETA\n}\nf 0.1",
-        "B=0.04; grep -q big conf && B=0.1; trl grpo --beta $B",
-        "B=0.04; $NO_KL && B=0\ntrl grpo --beta $B",
+        "B=1; [ -f x ] && B=2; B=0.04; trl grpo --beta $B",
+        "main() { local B=0.04; trl grpo --beta $B; }\nmain",
         "B=0.04; [ -f x ] && echo hi && B=0.1\ntrl grpo --beta $B",
         "B=0.04; source ./common.sh; trl grpo --beta $B",
         ". ./common.sh; trl grpo --beta ${B:-0.04}",
@@ -458,8 +445,9 @@ def test_a_value_that_only_the_shell_knows_is_asked_for(text, tmp_path):
         ("accelerate launch src/grpo.py --config recipes/a.yaml", "what is in recipes/a.yaml is not read"),
         ("python -m verl.trainer.main_ppo --config-name=mine a.b=1", "what is in mine.yaml is not read"),
         ("python -m verl.trainer.main_ppo --config-path $D -cn ppo_trainer", r"what is in \$D/ppo_trainer.yaml is not"),
-        ("main_ppo algorithm=mine", "each setting of algorithm by its own name"),
-        ("main_ppo algorithm.use_kl_in_rewards=True", "algorithm.use_kl_in_rewards, which .* did you mean"),
+        ("main_ppo algorithm=mine", "each setting by its whole name; received algorithm, the beginning of others"),
+        ("trl grpo --bet 0.04", "received bet, the beginning of others"),
+        ("main_ppo algorithm.use_kl_in_rewards=True", "algorithm.use_kl_in_rewards, which may be of a KL"),
         ("main_ppo ~algorithm.kl_coef", "algorithm.kl_coef, which may be of a KL"),
         ("trl grpo --kl_weight 0.1", "kl_weight, which may be of a KL"),
         ("python -m openrlhf.cli.train_ppo_ray --use_kl_estimator_k3", "use_kl_estimator_k3, which may be of a KL"),
@@ -631,7 +619,7 @@ def test_a_coefficient_of_zero_is_no_kl(tmp_path):
         {"trainer.algorithm.kl_loss_coef": 0.0},
     ):
         run = run_of(tmp_path, settings)
-        assert run.parts == ()
+        assert run.parts == []
         assert [part.coefficient for part in changed(tmp_path, run).parts] == [0.001]
 
 
@@ -731,31 +719,6 @@ def test_a_kl_with_a_coefficient_below_0_or_that_is_no_number_is_refused(setting
         run_of(tmp_path, settings)
 
 
-def test_the_negative_coefficient_of_a_kl_that_is_off_does_not_matter(tmp_path):
-    settings = {"algorithm.use_kl_in_reward": True, "actor_rollout_ref.actor.kl_loss_coef": -0.1}
-    assert [part.place for part in run_of(tmp_path, settings).parts] == ["reward"]
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "example"),
-    [
-        ("beta", "0.1,", "0.1"),
-        ("beta", "1e-3)", "0.001"),
-        ("beta", "much", "0.04"),
-        ("beta", "-0.1,", "0.04"),
-        ("beta", "0.1 or 0.2", "0.04"),
-        ("beta", [0.1], "0.04"),
-        ("num_iterations", "2,", "2"),
-        ("num_iterations", "2.5", "1"),
-        ("num_iterations", "1e999x", "1"),
-        ("use_vllm", "maybe", "False"),
-    ],
-)
-def test_the_example_of_an_error_has_the_number_that_was_given(name, value, example, tmp_path):
-    with pytest.raises(RunFileError, match=f"remedy: write {name}: {example}, for example"):
-        run_of(tmp_path, {name: value}, "trl")
-
-
 def test_a_framework_without_a_reader(tmp_path):
     with pytest.raises(UnknownNameError):
         read_run(FILES / "grpo.yaml", "liger")
@@ -763,57 +726,11 @@ def test_a_framework_without_a_reader(tmp_path):
         read_run(tmp_path / "none.yaml")
 
 
-# Mistyped names
-
-
-@pytest.mark.parametrize(
-    ("settings", "name", "meant"),
-    [
-        ({"loss_type": "grpo", "bta": 0.04}, "bta", "beta"),
-        ({"loss_type": "grpo", "ebta": 0.04}, "ebta", "beta"),
-        ({"beta": 0.04, "loss_typ": "grpo"}, "loss_typ", "loss_type"),
-        ({"beta": 0.04, "losstype": "grpo"}, "losstype", "loss_type"),
-        ({"beta": 0.04, "use-vllm": True}, "use-vllm", "use_vllm"),
-    ],
-    ids=str,
-)
-def test_a_mistyped_name_is_noted(settings, name, meant, tmp_path):
-    run = run_of(tmp_path, settings, "trl")
-    assert run.notes[-1] == f"`{name}` is not read; did you mean `{meant}`?"
-    assert run.settings == run_of(tmp_path, {n: x for n, x in settings.items() if n != name}, run.framework).settings
-
-
-def test_the_note_on_a_mistyped_name_is_printed(tmp_path):
-    (tmp_path / "run.py").write_text("GRPOConfig(bta=0.04, learning_rate=rate)")
-    assert "`bta` is not read; did you mean `beta`?" in advised("--config", tmp_path / "run.py")
-
-
-@pytest.mark.parametrize(
-    ("name", "meant"),
-    [
-        ("algorithm.use_kl_in_rewards", "algorithm.use_kl_in_reward"),
-        ("algo.kl.init_coeff", "algo.kl.init_coef"),
-        ("trainer.algorithm.kl_los_coef", "trainer.algorithm.kl_loss_coef"),
-    ],
-)
-def test_a_mistyped_name_of_a_kl_stops_the_report(name, meant, tmp_path):
-    with pytest.raises(RunFileError, match=f"{name}, which may be of a KL; .* did you mean `{meant}`"):
-        run_of(tmp_path, {name: True})
-
-
-def test_other_names_are_not_noted(tmp_path):
-    others = ["num_generations", "delta", "adam_beta1", "per_device_eval_batch_size", "eval_accumulation_steps"]
-    assert run_of(tmp_path, {"loss_type": "grpo", **dict.fromkeys(others, 1)}).notes == ()
-    verl = ["actor_rollout_ref.actor.ppo_micro_batch_size", "data.val_batch_size", "critic.ppo_epochs"]
-    assert run_of(tmp_path, {"algorithm.lam": 1, **dict.fromkeys(verl, 1)}).notes == ()
-
-
 @pytest.mark.slow
-def test_no_field_of_trl_is_called_mistyped():
+def test_no_field_of_trl_is_taken_for_an_unknown_kl():
     trl = pytest.importorskip("trl")
-    for kind, config in (("grpo", trl.GRPOConfig), ("rloo", trl.RLOOConfig)):
+    for config in (trl.GRPOConfig, trl.RLOOConfig):
         names = [field.name for field in dataclasses.fields(config)]
-        assert mistyped(names, TRAINERS[kind]) == []
         assert names_like_a_kl(names, "trl") == []
 
 
@@ -852,7 +769,7 @@ VERL_RUNS = [
 def test_the_lines_to_change_lead_to_the_reverse_kl(settings, tmp_path):
     run = run_of(tmp_path, settings)
     better = changed(tmp_path, run)
-    assert better.changes == ()
+    assert better.changes == []
     assert better.target == run.target
     known = recorded(run.framework).verdicts
     assert [known[part.loss][0] for part in better.parts] == [run.target]
@@ -872,7 +789,7 @@ def test_recorded_where_the_framework_is_not_installed(nothing_installed):
     shown = advised("--config", FILES / "verl.sh")
     assert "KL in the loss, β = 0.001" in shown
     assert "actor_rollout_ref.actor.kl_loss_type=low_var_kl+  # was low_var_kl: " in shown
-    assert "stale here: train_batch_size=1024 above ppo_mini_batch_size=256" in shown
+    assert "stale here: data.train_batch_size=1024 above actor_rollout_ref.actor.ppo_mini_batch_size=256" in shown
     assert "ppo_epochs           1           default" in shown
 
 
@@ -887,7 +804,7 @@ def test_settings_that_were_never_audited_are_not_said_to_be_right(tmp_path, not
     path = tmp_path / "run.json"
     own = {"level": "token", "ratio": "token", "ratio_bound": "truncate:3"}
     path.write_text(json.dumps({"klgrad": own, "actor_rollout_ref.actor.loss_agg_mode": "seq-mean-token-sum"}))
-    assert read_run(path).changes == ()
+    assert read_run(path).changes == []
     shown = advised("--config", path)
     assert "Nothing to change" not in shown
     assert "Whether this is the reverse KL, token by token (reverse-kl-token), was not audited here." in shown

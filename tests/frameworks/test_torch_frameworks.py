@@ -123,7 +123,7 @@ def test_the_defaults_are_those_that_the_pages_tell():
     fields = config.TeacherConfig.__dataclass_fields__
     assert (fields["rl_loss_weight"].default, fields["distill_loss_weight"].default) == (1.0, 0.005)
     assert axolotl.modules()["async_trainer"].AsyncGRPOConfig().use_bias_correction_kl is False
-    policy = functions.file_of("cosmos-rl", "cosmos_rl/policy/config/__init__.py").GrpoConfig(type="grpo")
+    policy = functions.file_of("cosmos-rl", "cosmos_rl.policy.config.__init__").GrpoConfig(type="grpo")
     assert (policy.kl_beta, policy.unbiased_kl_estimate, policy.loss_type) == (0.0, False, "token-mean")
 
 

@@ -127,10 +127,9 @@ def openrlhf(monkeypatch):
     names = ("openrlhf.models", "openrlhf.models.utils", "openrlhf.trainer.ppo_utils.experience")
     own = modules()
     shared = module(names[0], PolicyLoss=own["loss"].PolicyLoss, aggregate_loss=own["loss"].aggregate_loss, Actor=None)
-    path = "openrlhf/trainer/ray/ppo_actor.py"
     given = {names[0]: shared, names[1]: own["utils"], names[2]: own["experience"]}
     stand_ins = (*(name for name in STAND_INS if name != names[0]), "tqdm")
-    actor = load("openrlhf", path, stand_ins=stand_ins, package="openrlhf.trainer.ray", loaded=given)
+    actor = load("openrlhf", "openrlhf.trainer.ray.ppo_actor", stand_ins=stand_ins, loaded=given)["ppo_actor"]
     if not hasattr(actor.PolicyModelActor, "__ray_metadata__"):  # Ray is not installed
         actor.PolicyModelActor.__ray_metadata__ = SimpleNamespace(modified_class=actor.PolicyModelActor)
     remote = module("ray", remote=lambda **_: lambda kind: kind)
@@ -267,7 +266,7 @@ def trinity(monkeypatch):
 
     registry = Registry()
     package = module("trinity.algorithm.kl_fn", KLFn=trinity_functions().KLFn, KL_FN=registry)
-    utils = load("trinity-rft", "trinity/algorithm/utils.py")
+    utils = load("trinity-rft", "trinity.algorithm.utils")["utils"]
     example = loaded(monkeypatch, "trinity", {"trinity.algorithm.kl_fn": package, "trinity.algorithm.utils": utils})
     monkeypatch.setattr(example, "OFF_POLICY", UNBOUNDED)
     return registry

@@ -224,6 +224,10 @@ def halves_of(formula):
     return both
 
 
+def in_two(subject):
+    return replace(subject, loss=subject.in_micro_batches)
+
+
 def constant_length(rollout):
     return (stale_ratio(rollout) * k3(rollout) * rollout.mask).sum() / rollout.mask.numel()
 
@@ -258,21 +262,16 @@ def test_the_loss_in_micro_batches_is_what_is_said(kind):
     assert dict(rows(result))["unit"] == said
     assert result.to_dict()["anatomy"]["micro_batches"] is (kind == "bnpo")
     batch = ProbeInputs.at_random([5, 6, 2, 1], 8, 2, stale=0.1).batch()  # TRL pads them to 6
-    for in_two, right in ((True, formula), (False, batch_token_mean if kind == "bnpo" else formula)):
-        loss = subject.in_micro_batches if in_two else subject.loss
-        (found,) = torch.autograd.grad(loss(batch), batch.logp)
-        EXACT.check_vector(found, torch.autograd.grad(right(batch), batch.logp)[0])
+    whole = batch_token_mean if kind == "bnpo" else formula
+    for some, right in ((in_two(subject), formula), (subject, whole)):
+        EXACT.check_vector(evaluate(some, batch)[1].logp, torch.autograd.grad(right(batch), batch.logp)[0])
 
 
 @pytest.mark.parametrize("subject", [rloo(normalize_advantages=True), distillation()], ids=lambda x: x.name)
 def test_micro_batches_change_nothing_in_other_trainers(subject):
     """RLOO scores all completions before it cuts them up, and distillation divides by the tokens of all of them."""
     batch = ProbeInputs.at_random([5, 6, 2, 1], 8, 2, stale=0.1).batch()
-    for leaf in batch.leaves:
-        whole, cut = (
-            torch.autograd.grad(loss(batch), leaf, allow_unused=True, materialize_grads=True)[0]
-            for loss in (subject.loss, subject.in_micro_batches)
-        )
+    for cut, whole in zip(evaluate(in_two(subject), batch)[1], evaluate(subject, batch)[1], strict=True):
         EXACT.check_vector(cut, whole)
 
 

@@ -102,23 +102,15 @@ def test_json_lines_in_the_form_of_verl_have_null_for_nan(tmp_path):
     is_as_logged(log)
 
 
-@pytest.mark.parametrize("orient", ["records", "columns"])
-def test_a_history_of_wandb_as_json(tmp_path, orient):
+@pytest.mark.parametrize("form", ["records", "columns", "csv"])
+def test_a_history_of_wandb(tmp_path, form):
     pandas = pytest.importorskip("pandas")
     # What `Api().run(...).history()` returns is such a frame; its `_step` counts calls.
     frame = pandas.DataFrame(ROWS).rename(columns={"step": "train/global_step"}).assign(_step=[0, 7, 14, 21])
-    path = tmp_path / "history.json"
-    frame.to_json(path, orient=orient)
+    path = tmp_path / ("history.csv" if form == "csv" else "history.json")
+    frame.to_csv(path) if form == "csv" else frame.to_json(path, orient=form)
     (log,) = read_scalars(path)
-    assert log.series["kl"].finite == Series((1, 4), (0.0, 0.02))
-
-
-def test_a_history_of_wandb_as_csv(tmp_path):
-    pandas = pytest.importorskip("pandas")
-    path = tmp_path / "history.csv"
-    pandas.DataFrame(ROWS).rename(columns={"step": "_step"}).to_csv(path)
-    (log,) = read_scalars(path)
-    assert log.series["kl"] == Series((1, 4), (0.0, 0.02))  # a CSV has no NaN: both are empty cells
+    assert log.series["kl"].finite == Series((1, 4), (0.0, 0.02))  # a CSV has no NaN: both are empty cells
 
 
 def test_a_panel_of_wandb_has_several_runs(tmp_path):
@@ -142,28 +134,22 @@ def test_strings_of_wandb_are_numbers(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "message"),
+    ("files", "message"),
     [
-        ("x.parquet", "", "trainer_state.json, a folder"),
-        ("x.json", '{"a": 1}', "log_history, a list of rows, or columns"),
-        ("x.json", "{", "cut off"),
-        ("x.jsonl", '{"a": 1}\n[1]\n', "list in line 2"),
-        ("x.jsonl", 'nonsense\n{"a": 1}\n', "line 1"),
-        ("x.csv", "name\nx\n", "without any"),
+        ({"x.parquet": ""}, "trainer_state.json, a folder"),
+        ({"x.json": '{"a": 1}'}, "log_history, a list of rows, or columns"),
+        ({"x.json": "{"}, "cut off"),
+        ({"x.jsonl": '{"a": 1}\n[1]\n'}, "line 2 of"),
+        ({"x.jsonl": 'nonsense\n{"a": 1}\n'}, "line 1 of"),
+        ({"x.csv": "name\nx\n"}, "without any"),
+        ({"a.jsonl": '{"kl": 1}\n', "b.jsonl": '{"kl": 1}\n'}, "with 2 of them; remedy: name the file"),
     ],
 )
-def test_what_cannot_be_read_is_an_error_with_a_remedy(tmp_path, name, text, message):
-    path = tmp_path / name
-    path.write_text(text)
+def test_what_cannot_be_read_is_an_error_with_a_remedy(tmp_path, files, message):
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
     with pytest.raises(LogError, match=message):
-        read_scalars(path)
-
-
-def test_a_folder_with_two_logs_is_not_guessed_at(tmp_path):
-    for name in ("a.jsonl", "b.jsonl"):
-        (tmp_path / name).write_text('{"kl": 1}\n')
-    with pytest.raises(LogError, match="with 2 of them; remedy: name the file"):
-        read_scalars(tmp_path)
+        read_scalars(tmp_path / next(iter(files)) if len(files) == 1 else tmp_path)
 
 
 # KLs by their names.
@@ -219,79 +205,73 @@ def test_a_healthy_run_has_no_symptom(seed):
 
 @pytest.mark.parametrize("seed", range(20))
 def test_negative_batches_of_an_unbiased_estimate_are_no_symptom(seed):
-    r = random.Random(seed)
-    values = [0.002 + 0.01 * r.gauss(0, 1) for _ in STEPS]
+    values = noise(0.002, 0.01, seed)
     assert min(values) < 0
     assert seen(log_of(kl=values)) == []
 
 
-def test_exactly_zero():
-    assert seen(log_of(kl=[0.0] * 80)) == ["zero"]
-    assert seen(log_of(kl=[0.0, *healthy()[1:]])) == []  # the policy starts at the reference
-    assert seen(log_of(kl=[1e-12] * 80)) == []
+def noise(level, spread, seed):
+    r = random.Random(seed)
+    return [level + spread * r.gauss(0, 1) for _ in STEPS]
 
 
-def test_negative_beyond_its_error():
-    r = random.Random(1)
-    values = [-0.01 + 0.01 * r.gauss(0, 1) for _ in STEPS]
-    (found,) = diagnose([log_of(kl=values)]).observations
-    assert found.symptom.name == "negative"
-    assert "over the run" in found.evidence
-    late = [*healthy(n=40), *values[:40]]
-    assert seen(log_of(kl=late)) == ["negative"]
+def changed(values, at, value):
+    return [*values[:at], value, *values[at + 1 :]]
+
+
+HEALTHY = healthy()
+NEGATIVE = noise(-0.01, 0.01, 1)
+CALM = [0.05 + 1e-6 * (i % 2) for i in range(80)]
+RISE = [0.001 * i**1.8 for i in range(80)]
+
+
+@pytest.mark.parametrize(
+    ("values", "symptoms", "evidence"),
+    [
+        ([0.0] * 80, ["zero"], "79 of 79"),
+        (changed(HEALTHY, 0, 0.0), [], ""),  # the policy starts at the reference
+        ([1e-12] * 80, [], ""),
+        (NEGATIVE, ["negative"], "over the run"),
+        ([*healthy(n=40), *NEGATIVE[:40]], ["negative"], "over its second half"),
+        (changed(HEALTHY, 30, -0.001), [], ""),
+        (changed(HEALTHY, 41, math.inf), ["nan"], "kl: 1 of 80 values, the first at step 42."),
+        (changed(HEALTHY, 50, 2.0), ["spike"], "2 at step 51"),
+        ([x + 1.5 * (i >= 50) for i, x in enumerate(HEALTHY)], ["jump"], "at step 51, and stays"),
+        (changed(CALM, 40, 0.1), [], ""),  # twice its neighbours is no spike
+        (RISE, ["rising"], "in the last"),
+        ([0.1 * i**0.5 for i in range(80)], [], ""),
+    ],
+)
+def test_a_symptom_of_the_kl_alone(values, symptoms, evidence):
+    found = diagnose([log_of(kl=values)]).observations
+    assert [each.symptom.name for each in found] == symptoms
+    assert all(evidence in each.evidence for each in found)
 
 
 def test_one_negative_value_of_an_estimate_that_cannot_be():
-    values = healthy()
-    values[30] = -0.001
-    assert seen(log_of(kl=values)) == []
-    assert seen(log_of(kl=values), configurations=[RunConfiguration(never_negative=True)]) == ["negative"]
+    log = log_of(kl=changed(HEALTHY, 30, -0.001))
+    assert seen(log, configurations=[RunConfiguration(never_negative=True)]) == ["negative"]
 
 
 def test_a_value_that_is_not_finite_is_not_one_that_is_missing():
-    values = healthy()
-    gaps = ScalarLog("run", "made here", {"kl": Series(STEPS[::3], tuple(values[::3]))})
-    assert seen(gaps) == []
-    values[41] = math.inf
-    (found,) = diagnose([log_of(kl=values)]).observations
-    assert (found.symptom.name, found.evidence) == ("nan", "kl: 1 of 80 values, the first at step 42.")
-    assert seen(log_of(kl=healthy(), grad_norm=[1.0] * 79 + [math.nan])) == ["nan"]
+    assert seen(ScalarLog("run", "made here", {"kl": Series(STEPS[::3], tuple(HEALTHY[::3]))})) == []
+    assert seen(log_of(kl=HEALTHY, grad_norm=[1.0] * 79 + [math.nan])) == ["nan"]
 
 
-def test_a_spike_comes_back_and_a_jump_stays():
-    spiked = healthy()
-    spiked[50] = 2.0
-    (found,) = diagnose([log_of(kl=spiked)]).observations
-    assert found.symptom.name == "spike"
-    assert "2 at step 51" in found.evidence
-    jumped = [x + 1.5 * (i >= 50) for i, x in enumerate(healthy())]
-    reward = [0.8 - 0.7 * (i >= 50) for i in range(80)]
-    (found,) = diagnose([log_of(kl=jumped, reward=reward)]).observations
-    assert found.symptom.name == "jump"
+def test_the_rewards_beside_a_jump():
+    jumped = [x + 1.5 * (i >= 50) for i, x in enumerate(HEALTHY)]
+    (found,) = diagnose([log_of(kl=jumped, reward=[0.8 - 0.7 * (i >= 50) for i in range(80)])]).observations
     assert "at step 51, and stays; reward goes from 0.8 to 0.1" in found.evidence
-
-
-def test_twice_its_neighbours_is_no_spike():
-    calm = [0.05 + 1e-6 * (i % 2) for i in range(80)]
-    calm[40] = 0.1
-    assert seen(log_of(kl=calm)) == []
-
-
-def test_rising_to_the_end():
-    assert seen(log_of(kl=[0.001 * i**1.8 for i in range(80)])) == ["rising"]
-    assert seen(log_of(kl=[0.1 * i**0.5 for i in range(80)])) == []
 
 
 def test_units():
     r = random.Random(2)
     length = [200 * math.exp(0.3 * r.gauss(0, 1)) for _ in STEPS]
-    token = [x + 0.01 for x in healthy()]
+    token = [x + 0.01 for x in HEALTHY]
     whole = [x * n for x, n in zip(token, length, strict=True)]
-    log = log_of(actor__kl_loss=whole, response_length__mean=length)
-    assert seen(log) == ["units"]
+    assert seen(log_of(actor__kl_loss=whole, response_length__mean=length)) == ["units"]
     assert seen(log_of(actor__kl_loss=token, response_length__mean=length)) == []
-    names = {"kl/reverse/k1/per_token": token, "actor/kl_loss": whole, "length/mean": length}
-    both = ScalarLog("run", "made here", {name: series(x) for name, x in names.items()})
+    both = log_of(kl__reverse__k1__per_token=token, actor__kl_loss=whole, length__mean=length)
     (found,) = diagnose([both]).observations
     assert "a sum per completion beside a mean per token" in found.evidence
     assert found.evidence.startswith("actor/kl_loss is ")
@@ -300,9 +280,8 @@ def test_units():
 def test_a_common_trend_is_no_common_unit():
     length = [100 + 3 * i + random.Random(i).gauss(0, 5) for i in range(80)]
     r = random.Random(5)
-    log = log_of(actor__kl_loss=[0.01 * (1 + i) ** 0.5 * math.exp(0.1 * r.gauss(0, 1)) for i in range(80)])
-    log.series["response_length/mean"] = series(length)
-    assert seen(log) == []
+    values = [0.01 * (1 + i) ** 0.5 * math.exp(0.1 * r.gauss(0, 1)) for i in range(80)]
+    assert seen(log_of(actor__kl_loss=values, response_length__mean=length)) == []
 
 
 def test_a_log_with_another_kl_alone():
@@ -328,22 +307,21 @@ def compared(*levels, betas, n=80):
     return diagnose(logs, [RunConfiguration(beta=beta) for beta in betas])
 
 
-def test_the_same_kl_at_every_beta():
-    (found,) = compared(0.5, 0.5, 0.5, betas=(0.001, 0.01, 0.1)).compared
-    assert found.symptom.name == "constant"
-    assert "at β = 0.001" in found.evidence
-    assert compared(0.5, 0.49, betas=(0.01, 0.011)).compared == ()  # one β, nearly
-
-
-def test_a_kl_that_rises_with_beta():
-    (found,) = compared(0.9, 0.2, 0.5, betas=(0.1, 0.001, 0.01)).compared
-    assert found.symptom.name == "rising-with-beta"
-
-
-def test_a_kl_that_falls_with_beta_is_as_it_should_be():
-    found = compared(0.5, 0.2, 0.05, betas=(0.001, 0.01, 0.1))
-    assert found.compared == ()
-    assert found.lines[0].startswith("KL of the last quarter up to step 80: ")
+@pytest.mark.parametrize(
+    ("levels", "betas", "symptoms"),
+    [
+        ((0.5, 0.5, 0.5), (0.001, 0.01, 0.1), ["constant"]),
+        ((0.5, 0.49), (0.01, 0.011), []),  # one β, nearly
+        ((0.9, 0.2, 0.5), (0.1, 0.001, 0.01), ["rising-with-beta"]),
+        ((0.5, 0.2, 0.05), (0.001, 0.01, 0.1), []),  # as it should be
+    ],
+)
+def test_runs_with_several_betas(levels, betas, symptoms):
+    found = compared(*levels, betas=betas)
+    assert [each.symptom.name for each in found.compared] == symptoms
+    (line,) = [*found.lines, *(each.evidence for each in found.compared)]
+    assert line.startswith("KL of the last quarter up to step 80: ")
+    assert f"at β = {min(betas):g}" in line
 
 
 def test_runs_are_compared_at_a_common_step():
@@ -372,7 +350,7 @@ def test_without_coefficients_runs_are_not_compared():
 
 
 def test_what_the_configuration_settles_comes_first():
-    found = diagnose([log_of(kl=[0.001 * i**1.8 for i in range(80)])], [RunConfiguration(facts=frozenset({"cut"}))])
+    found = diagnose([log_of(kl=RISE)], [RunConfiguration(facts=frozenset({"cut"}))])
     (rising,) = found.observations
     (first, settled), *rest = rising.causes
     assert settled

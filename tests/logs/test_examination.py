@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -13,9 +14,10 @@ from typer.testing import CliRunner
 
 from klgrad import ImportanceWeighting, KLTerm, Rollout, Truncate, kl_report, mismatch_report, zoo as cells
 from klgrad.cli import app
+from klgrad.errors import KlgradError
 from klgrad.logs import LogError, examination, examine, reader
-from klgrad.logs.examination import cell_of, coefficients
-from klgrad.logs.log_report import HEIGHT, WIDTH, figures_of
+from klgrad.logs.coefficients import cell_of, coefficients
+from klgrad.logs.examination import FIGURES, draw
 
 
 def same(found, expected, tolerance):
@@ -33,14 +35,14 @@ def float64(**given):
 
 
 @pytest.mark.parametrize("suffix", WRITERS)
-@pytest.mark.parametrize("chunk_tokens", [90, 10**6])
-def test_the_report_is_that_of_one_batch(suffix, chunk_tokens, tmp_path, monkeypatch):
+@pytest.mark.parametrize("rows", [7, 1000])
+def test_the_report_is_that_of_one_batch(suffix, rows, tmp_path, monkeypatch):
     monkeypatch.setattr(examination, "BATCH_CELLS", 200)
-    monkeypatch.setattr(reader, "DECODED_ROWS", 7)
+    monkeypatch.setattr(reader, "ROWS", rows)
     data = float64(rows=40, tokens=12)
     if suffix == ".jsonl":  # read as float32
         data = {k: x.float() if x.is_floating_point() else x for k, x in data.items()}
-    found = examine(write(tmp_path / f"log{suffix}", data), chunk_tokens=chunk_tokens)
+    found = examine(write(tmp_path / f"log{suffix}", data))
     wide = {k: x.double() if x.is_floating_point() else x for k, x in data.items()}
     tolerance = SINGLE if suffix == ".jsonl" else EXACT
     same(found.kl.metrics(), kl_report(Rollout(**wide)).metrics(), tolerance)
@@ -50,10 +52,11 @@ def test_the_report_is_that_of_one_batch(suffix, chunk_tokens, tmp_path, monkeyp
     assert (found.rows, found.tokens) == (40, int(data["mask"].sum()))
 
 
-def test_the_numbers_are_those_of_their_definitions(tmp_path):
+def test_the_numbers_are_those_of_their_definitions(tmp_path, monkeypatch):
+    monkeypatch.setattr(reader, "ROWS", 10)
     data = float64(rows=48, tokens=10)
     live, group = data["mask"], data["group"]
-    found = examine(write(tmp_path / "log.npz", data), chunk_tokens=100)
+    found = examine(write(tmp_path / "log.npz", data))
     log_ratio, away = data["logp"] - data["ref_logp"], data["behavior_logp"] - data["logp"]
     totals = torch.stack([(log_ratio * live)[group == g].sum() for g in group.unique()])
     counts = torch.stack([live[group == g].sum() for g in group.unique()])
@@ -124,7 +127,7 @@ def test_coefficients_are_compared_as_on_one_batch(cell, tmp_path, monkeypatch):
     sequence = KLTerm(weighting=ImportanceWeighting("prefix", bound=Truncate(2.0)))
     for level, term in (("token", token), ("sequence", sequence)):
         s = term(rollout).coefficient[live]
-        against = found.comparisons[level]
+        against = found.coefficients.levels[level]
         EXACT.check(against.relative_difference, float((c - s).norm() / s.norm()))
         EXACT.check(against.scale, float(c @ s / (s @ s)))
         if cell in ("k1-loss", "k3-no-grad"):
@@ -132,7 +135,7 @@ def test_coefficients_are_compared_as_on_one_batch(cell, tmp_path, monkeypatch):
         else:
             EXACT.check(against.correlation, float(torch.corrcoef(torch.stack([c, s]))[0, 1]))
     if cell == "k3-no-grad":
-        assert found.dead_share > 0.5
+        assert found.coefficients.dead_share > 0.5
 
 
 def test_a_clamped_cell_has_its_dead_zone_counted(tmp_path):
@@ -140,11 +143,11 @@ def test_a_clamped_cell_has_its_dead_zone_counted(tmp_path):
     ref = logp.clone()
     ref[:, :3] = -0.5  # log ref/π = 4.5: k3 is beyond its clamp
     found = examine(write(tmp_path / "log.npz", {"logp": logp, "ref_logp": ref}), "k3-loss-clamped")
-    SINGLE.check(found.dead_share, 0.3)
+    SINGLE.check(found.coefficients.dead_share, 0.3)
     assert "and are zero on 30.00% of the tokens" in found.advice[0]
 
 
-def test_every_cell_is_taken_or_refused():
+def test_every_cell_is_taken_or_refused(tmp_path):
     refused = set()
     for name in cells.CELLS:
         try:
@@ -154,6 +157,10 @@ def test_every_cell_is_taken_or_refused():
     groups = {"k1-reward-group-mean", "k1-reward-group-std"}
     groups |= {f"{name}-leave-one-out" for name in ("k1-reward", "k3-reward", "k3-both")}
     assert refused == groups | {"k2-loss-token-mean", "k1-token-mean-discounted"}
+    path = write(tmp_path / "log.npz", sampled(rows=4, tokens=3))
+    for cell, text in {"k3-los": "did you mean 'k3-loss'", "k2-loss-token-mean": "needs the whole batch"}.items():
+        with pytest.raises(KlgradError, match=text):
+            examine(path, cell)
 
 
 def test_padding_without_a_mask_is_noticed(tmp_path):
@@ -170,50 +177,32 @@ def report(tmp_path, data, *cell):
     return examine(write(tmp_path / "log.npz", data), *cell)
 
 
-@pytest.mark.parametrize("fault", ["temperature", "top-p", "stale"])
-def test_no_group_column_is_requested_if_one_was_read(fault, tmp_path):
-    data = sampled(fault, 0.8, rows=12, tokens=20)
-    data["group"] = torch.arange(12)  # one completion of each prompt
-    cause = report(tmp_path, data).cause
-    assert cause is not None
-    assert "The prompts in the `group` column have too few first tokens in common to show" in cause.description
-    assert "column would show" not in cause.description
-
-
-@pytest.mark.parametrize("noise", [0.0, 1e-5])
-def test_no_weight_is_proposed_if_the_sampler_is_the_trainer(noise, tmp_path):
+@pytest.mark.parametrize(
+    ("behavior", "term"),
+    [
+        (lambda x, _: x, "KLTerm(level='token')"),
+        (lambda x, noise: (x + 1e-5 * noise).clamp(max=0), "KLTerm(level='token')"),
+        (lambda x, noise: x - noise.abs(), "KLTerm(level='token', weighting=ImportanceWeighting('token', bound=None))"),
+        # All completions have one weight: the effective sample size is 100%, but the ratio is not 1.
+        (lambda x, _: x - 0.1, "KLTerm(level='token', weighting=ImportanceWeighting('token', bound=None))"),
+    ],
+)
+def test_a_weight_is_proposed_only_if_the_sampler_is_another_policy(behavior, term, tmp_path):
     data = sampled(rows=64, tokens=20)
-    wobble = noise * torch.randn(data["logp"].shape, generator=torch.Generator().manual_seed(0))
-    data["behavior_logp"] = (data["logp"] + wobble).clamp(max=0)
-    found = report(tmp_path, data)
-    assert found.comparisons["token"].term == "KLTerm(level='token')"
-    assert found.comparisons["sequence"].term == "KLTerm()"
-
-
-@pytest.mark.parametrize("fault", ["stale", "temperature"])
-def test_a_weight_is_proposed_if_the_sampler_is_another_policy(fault, tmp_path):
-    found = report(tmp_path, sampled(fault, 0.7, rows=64, tokens=20))
-    assert (
-        found.comparisons["token"].term == "KLTerm(level='token', weighting=ImportanceWeighting('token', bound=None))"
-    )
-
-
-def test_the_same_ratio_everywhere_is_another_sampler(tmp_path):
-    """All completions have the same weight, so that the effective sample size is 100%, but the ratio is not 1."""
-    data = sampled(rows=64, tokens=20)
-    data["behavior_logp"] = data["logp"] - 0.1
-    assert "ImportanceWeighting" in report(tmp_path, data).comparisons["token"].term
+    noise = torch.randn(data["logp"].shape, generator=torch.Generator().manual_seed(0))
+    data["behavior_logp"] = behavior(data["logp"], noise)
+    assert report(tmp_path, data, "k3-loss").coefficients.levels["token"].term == term
 
 
 def test_a_loss_of_single_tokens_is_explained_against_whole_completions(tmp_path):
     data = sampled(rows=64, tokens=20)
     found = report(tmp_path, data, "k2-loss")
-    assert found.comparisons["token"].relative_difference < 1e-6
-    assert found.comparisons["sequence"].relative_difference > 0.5
-    assert "compare such a loss token by token" in found.explanation
+    assert found.coefficients.levels["token"].relative_difference < 1e-6
+    assert found.coefficients.levels["sequence"].relative_difference > 0.5
+    assert "compare such a loss token by token" in found.coefficients.explanation
     shown = CliRunner().invoke(app, ["logs", str(tmp_path / "log.npz"), "--cell", "k2-loss"]).stdout
-    assert " ".join(found.explanation.split()) in " ".join(shown.split())
-    assert report(tmp_path, data, "k1-reward").explanation == ""
+    assert " ".join(found.coefficients.explanation.split()) in " ".join(shown.split())
+    assert report(tmp_path, data, "k1-reward").coefficients.explanation == ""
 
 
 @pytest.mark.parametrize(("dead", "mention"), [(1, ""), (30, ", and are zero on 0.03% of the tokens")])
@@ -226,12 +215,12 @@ def test_a_tiny_dead_zone_is_not_mentioned(dead, mention, tmp_path):
     assert "0.00%" not in advice
 
 
-def test_a_loss_that_was_not_named_is_called_assumed(tmp_path):
+def test_without_a_cell_nothing_is_said_of_coefficients(tmp_path):
     data = sampled(rows=12, tokens=20)
-    assumed, named = report(tmp_path, data), report(tmp_path, data, "k3-loss")
-    assert any("k3-loss is assumed. Name yours by --cell" in note for note in assumed.notes)
-    assert assumed.advice[0].startswith("If the KL loss of the run is k3-loss: it descends ")
-    assert not any("assumed" in note for note in named.notes)
+    unnamed, named = report(tmp_path, data), report(tmp_path, data, "k3-loss")
+    assert unnamed.coefficients is None
+    assert unnamed.advice == ["Nothing to change: no fault was found in these data."]
+    assert set(named.to_dict()) - set(unnamed.to_dict()) == {"cell"}
     assert named.advice[0].startswith("k3-loss descends ")
 
 
@@ -269,31 +258,23 @@ def test_a_folder_is_one_log(suffix, tmp_path):
         assert report.cause == whole.cause
 
 
-@pytest.mark.parametrize("suffix", [".parquet", ".jsonl", ".npz"])
+@pytest.mark.parametrize("suffix", WRITERS)
 @pytest.mark.parametrize("one_file", [False, True])
-def test_by_step(suffix, one_file, tmp_path):
-    """Each part is the report on its own rows, also where blocks mix the rows of several steps."""
-    found = run_of(tmp_path / "run", suffix)
+@pytest.mark.parametrize("old", [False, True])
+def test_by_step(suffix, one_file, old, tmp_path):
+    """Each part is the report on its own rows, also where blocks mix the rows of several steps.
+
+    With an old policy the ratios of the mismatch are others than those of the KL.
+    """
+    changes = {"old_logp": sampled(rows=16, tokens=6)["ref_logp"]} if old else {}
+    found = run_of(tmp_path / "run", suffix, **changes)
     path = write(tmp_path / f"whole{suffix}", both(found)) if one_file else tmp_path / "run"
     report = examine(path, by="step")
     assert [(part.label, part.rows, part.tokens) for part in report.parts] == [(1, 16, 96), (10, 16, 96)]
     for part in report.parts:
         alone = examine(tmp_path / "run" / f"step-{part.label:03d}{suffix}")
         for own, expected in ((part.kl, alone.kl), (part.mismatch, alone.mismatch)):
-            for name, value in expected.metrics().items():
-                EXACT.check(own.metrics()[name], value)
-    assert [part.to_dict()["value"] for part in report.parts] == [1, 10]
-    assert "by" in report.to_dict()
-
-
-def test_by_step_with_an_old_policy(tmp_path):
-    """The ratios of the mismatch are then others than those of the KL."""
-    found = run_of(tmp_path / "run", old_logp=sampled(rows=16, tokens=6)["ref_logp"])
-    assert "old_logp" in found[1]
-    part = examine(tmp_path / "run", by="step").parts[0]
-    alone = examine(tmp_path / "run" / "step-001.parquet")
-    for name, value in alone.mismatch.metrics().items():
-        EXACT.check(part.mismatch.metrics()[name], value)
+            same(own.metrics(), expected.metrics(), EXACT)
 
 
 def test_other_columns_and_errors_name_the_file(tmp_path):
@@ -318,6 +299,7 @@ def test_too_many_values_are_refused(tmp_path, monkeypatch):
 
 
 def test_the_command_prints_the_table_and_writes_the_page(tmp_path):
+    pytest.importorskip("matplotlib")
     run_of(tmp_path / "<run>")
     page, out = tmp_path / "page.html", tmp_path / "report.json"
     given = ["logs", str(tmp_path / "<run>"), "--by", "step", "--html", str(page), "--json", str(out)]
@@ -326,25 +308,29 @@ def test_the_command_prints_the_table_and_writes_the_page(tmp_path):
     assert "(2 files): 32 completions, 192 tokens" in result.output
     assert re.search(r"By step\nstep +completions.*\n1 +16 +6 .*\n10 +16 +6 ", result.output)
     text = page.read_text()
-    assert text.count("<svg") == text.count("</svg>") == 5
+    assert text.count("<svg") == text.count("</svg>") == 1
     assert "<run>" not in text  # escaped
     assert "&lt;run&gt;" in text
-    assert "http" not in text
+    assert not re.search(r'(src|href)="?http|<script|<link', text)  # it needs no network
+    for words in ("KL to the reference", "What to change", "Trainer against sampler", "By step"):
+        assert words in text
     report = json.loads(out.read_text())
     assert [part["report"]["kl/reverse/k3/per_token"] > 0 for part in report["by"]] == [True, True]
 
 
-def test_figures_are_within_their_frame_and_in_order(tmp_path):
+def test_the_figure_has_every_quantity_at_every_step(tmp_path, monkeypatch):
+    kind = pytest.importorskip("matplotlib.figure").Figure
+    drawn = []
+    monkeypatch.setattr(kind, "savefig", lambda figure, file, **_: drawn.append(figure) or file.write(b"<svg></svg>"))
     run_of(tmp_path / "run")
-    parts = examine(tmp_path / "run", by="step").parts
-    found = figures_of(parts)
-    assert len(found) == 5
-    for figure in found:
-        xs, ys = zip(*((float(x), float(y)) for x, y in figure.dots), strict=True)
-        assert 0 < min(xs) < max(xs) < WIDTH
-        assert all(0 <= y <= HEIGHT for y in ys)
-        assert all(0 <= float(at) <= HEIGHT for at, _ in figure.up)
-    lower, upper = sorted(parts, key=lambda part: float(part.kl.estimates["kl/reverse/k3/per_token"].mean))
-    pixel = {part.label: float(y) for part, (_, y) in zip(parts, found[0].dots, strict=True)}
-    assert pixel[lower.label] > pixel[upper.label]  # pixels are counted from the top
-    assert figures_of(parts[:1]) == []
+    found = examine(tmp_path / "run", by="step")
+    assert draw(found) == "<svg></svg>"
+    assert [panel.get_title("left") for panel in drawn[0].axes] == list(FIGURES)
+    for panel, name in zip(drawn[0].axes, FIGURES.values(), strict=True):
+        (line, *_), rows = panel.lines, [{**(part.mismatch or {}), **part.kl} for part in found.parts]
+        assert line.get_xydata().tolist() == [[step, row[name]] for step, row in zip(STEPS, rows, strict=True)]
+    assert drawn[0].axes[0].lines[2].get_ydata().tolist() == list(found.parts[0].kl.intervals()[FIGURES[K3]])
+    assert draw(replace(found, parts=found.parts[:1])) == ""
+
+
+K3 = "KL(π‖ref) by k3, nats per token"

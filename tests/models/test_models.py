@@ -55,9 +55,9 @@ def test_a_reduced_model_is_the_same_layers(model):
 
 
 def test_a_reduced_model_is_made_once(model, monkeypatch):
-    first = embedded.resolve(str(model), 1)
+    first = embedded.resolve(f"{model}:1")
     monkeypatch.setattr(embedded, "keep_layers", lambda *_: pytest.fail("made again"))
-    assert embedded.resolve(str(model), 1) == first
+    assert embedded.resolve(f"{model}:1") == first
 
 
 def test_a_model_that_changed_is_reduced_anew(tmp_path, model):
@@ -65,9 +65,9 @@ def test_a_model_that_changed_is_reduced_anew(tmp_path, model):
 
     copy = tmp_path / "copy"
     shutil.copytree(model, copy)
-    first = embedded.resolve(str(copy), 1)
+    first = embedded.resolve(f"{copy}:1")
     (copy / "model.safetensors").touch()
-    assert embedded.resolve(str(copy), 1) != first
+    assert embedded.resolve(f"{copy}:1") != first
 
 
 def test_one_that_fails_leaves_nothing(model, monkeypatch):
@@ -78,7 +78,7 @@ def test_one_that_fails_leaves_nothing(model, monkeypatch):
     monkeypatch.setattr(embedded, "keep_layers", half)
     before = sorted(embedded.cache_folder().glob("*")) if embedded.cache_folder().is_dir() else []
     with pytest.raises(RuntimeError, match="killed"):
-        embedded.resolve(f"{model}:3", None)
+        embedded.resolve(f"{model}:3")
     assert sorted(embedded.cache_folder().glob("*")) == before
     assert not list(embedded.cache_folder().glob(".*partial*"))
 
@@ -106,9 +106,9 @@ def test_without_the_package_the_remedy_is_one_command(monkeypatch):
 def test_a_revision_is_looked_for_everywhere(tmp_path, monkeypatch):
     """In a cache of the hub, whose main is a smaller model of another tokenizer."""
     from training.small import SMALL, WORDS, arguments
+    from transformers import AutoConfig
 
     from klgrad.training.build import build, models_of
-    from klgrad.training.report import estimate
     from klgrad.training.settings import parse
 
     store = tmp_path / "hub" / "models--some--where"
@@ -121,10 +121,11 @@ def test_a_revision_is_looked_for_everywhere(tmp_path, monkeypatch):
     assert embedded.layer_count("some/where") == 1
     assert embedded.layer_count("some/where", revision="v1") == 3
     sizes = []
-    for more in ({}, {"model_revision": "v1"}, {"model_revision": "v1", "student_layers": 2}):
-        settings = parse("train", arguments(**given, **more))
-        sizes.append({name: size for name, size, _ in estimate(settings, models_of(settings))}["reference"])
-    assert sizes[0] < sizes[2] < sizes[1]
+    for more in ({}, {"model_revision": "v1"}, {"model_revision": "v1", "model": "some/where:2"}):
+        settings = parse("train", arguments(**{**given, **more}))
+        models = models_of(settings)
+        sizes.append(AutoConfig.from_pretrained(models.path, **models.load_options).num_hidden_layers)
+    assert sizes == [1, 3, 2]
     settings = parse("train", arguments(**given, model_revision="v1"))
     trainer: Any = build(settings, models_of(settings))[0]
     assert trainer.model.config.num_hidden_layers == trainer.ref_model.config.num_hidden_layers == 3

@@ -60,7 +60,7 @@ REFUSED = {
     ),
     "teacher and target": (
         {"klgrad": {"reference": "teacher", "target": 1.0}, "distillation__enabled": True},
-        "a constant β",
+        "received placement=loss, target=1.0",
     ),
     "top-k teacher": (
         {
@@ -71,7 +71,6 @@ REFUSED = {
         "loss_mode=forward_kl_topk",
     ),
     "exact": ({"klgrad": {"estimator": "exact"}}, "received estimator=exact; remedy: write estimator=k1"),
-    "exact at token level": ({"klgrad": {"estimator": "exact", "level": "token"}}, "remedy: write estimator=k1"),
     "exact with sampled log-probs": (
         {"klgrad": TOP_K, "distillation__enabled": True},
         "loss_mode=forward_kl_topk; received k3",
@@ -89,10 +88,6 @@ REFUSED = {
         "FSDP without sequence parallelism with estimator=exact",
     ),
     "baseline in the loss": ({"klgrad": {"baseline": "leave_one_out"}}, "remedy: write placement=advantage"),
-    "baseline of one": (
-        {"klgrad": {"baseline": "leave_one_out", **ADVANTAGE}, "actor_rollout_ref__rollout__n": 1},
-        "rollout.n of 2 or more",
-    ),
     "rejection": ({"algorithm__rollout_correction__rollout_rs": "token_k1"}, "rollout_rs=token_k1"),
     "no engine log-probs": (
         {"klgrad": PREFIX, "actor_rollout_ref__rollout__calculate_log_probs": False},
@@ -108,7 +103,7 @@ REFUSED = {
     "weighted twice": ({"klgrad": ADVANTAGE, "algorithm__rollout_correction__rollout_is": "token"}, "rollout_is=token"),
     "nothing declared": ({"klgrad": None}, "add +klgrad.coef=0.05"),
     "negative": ({"klgrad": {"coef": -1}}, "`klgrad.coef` >= 0; received -1"),
-    "no number": ({"klgrad": {"coef": "much"}}, "`klgrad.coef` as a finite number; received 'much', a str"),
+    "no number": ({"klgrad": {"coef": "much"}}, "`klgrad.coef` >= 0; received 'much'"),
     "bound": ({"klgrad": {"ratio_bound": "truncate"}}, "`klgrad.ratio_bound` as truncate:MAX"),
     "word": ({"klgrad": {"placement": "reward"}}, "`klgrad.placement` loss or advantage; received 'reward'"),
     "contradiction of the term": ({"klgrad": {"level": "token", "discount": 0.5}}, "discount=0.5"),

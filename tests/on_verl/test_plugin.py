@@ -9,19 +9,8 @@ import pytest
 from on_verl.configuration import HAS_TRAINERS
 from on_verl.whole_runs import environment
 
-from klgrad.errors import ActivationError
-from klgrad.verl.declaration import from_worker_node, term_of, to_worker_node
-
 pytestmark = pytest.mark.filterwarnings("ignore")
 needs_trainers = pytest.mark.skipif(not HAS_TRAINERS, reason="verl with TransferQueue is not installed")
-DECLARATION = term_of({"level": "token", "coef": 0.2})
-
-
-def test_a_worker_is_told_what_is_declared_and_by_which_version():
-    node = to_worker_node(DECLARATION)
-    assert from_worker_node(node) == DECLARATION
-    with pytest.raises(ActivationError, match=r"klgrad 0\.0\.1, the driver's version, on every node; received"):
-        from_worker_node({**node, "version": "0.0.1"})
 
 
 def fresh(code, **variables):
@@ -123,48 +112,22 @@ def after_import():
     return copy.AfterImport
 
 
-@pytest.fixture
-def module(tmp_path, monkeypatch):
-    """A module that fails while the file `broken` exists."""
+def test_it_is_done_after_an_import_that_succeeds_and_once(tmp_path, monkeypatch, after_import):
+    """Neither a search for the module nor an import that fails uses it up."""
     monkeypatch.syspath_prepend(str(tmp_path))
-    text = (
-        f"from pathlib import Path\nif Path({str(tmp_path / 'broken')!r}).exists():\n    raise RuntimeError('broken')\n"
+    broken, module, calls = tmp_path / "broken", "observed_module", []
+    text = f"from pathlib import Path\nif Path({str(broken)!r}).exists():\n    raise RuntimeError('broken')\n"
+    (tmp_path / f"{module}.py").write_text(text)
+    monkeypatch.setattr(
+        sys, "meta_path", [after_import(module, lambda: calls.append(module in sys.modules)), *sys.meta_path]
     )
-    (tmp_path / "observed_module.py").write_text(text)
-    importlib.invalidate_caches()
-    yield "observed_module"
-    sys.modules.pop("observed_module", None)
-
-
-@pytest.fixture
-def calls(module, after_import):
-    found = []
-    finder = after_import(module, lambda: found.append(module in sys.modules))
-    sys.meta_path.insert(0, finder)
-    yield found
-    if finder in sys.meta_path:
-        sys.meta_path.remove(finder)
-
-
-def test_it_is_done_after_the_import_and_once(module, calls, after_import):
-    importlib.import_module(module)
-    importlib.reload(sys.modules[module])
-    assert calls == [True]
-    assert not any(isinstance(finder, after_import) and vars(finder)["module"] == module for finder in sys.meta_path)
-
-
-def test_a_search_for_the_module_does_not_use_it_up(module, calls):
+    broken.touch()
     assert importlib.util.find_spec(module) is not None
-    assert calls == []
-    importlib.import_module(module)
-    assert calls == [True]
-
-
-def test_an_import_that_fails_does_not_use_it_up(module, calls, tmp_path):
-    (tmp_path / "broken").touch()
     with pytest.raises(RuntimeError, match="broken"):
         importlib.import_module(module)
     assert calls == []
-    (tmp_path / "broken").unlink()
+    broken.unlink()
     importlib.import_module(module)
+    importlib.reload(sys.modules[module])
     assert calls == [True]
+    del sys.modules[module]

@@ -181,8 +181,7 @@ def test_a_damaged_checkpoint_is_passed_over(finished, run, assert_same, parts):
     status, text = run("train", parts, resume=True)
     assert status == 0
     said = " ".join(text.split())
-    assert "checkpoint-4 is not complete" in said
-    assert "checkpoint-3 is not complete" in said
+    assert "The newest checkpoint is not complete; one before it is used" in said
     assert "continuing from checkpoint-2" in said
     assert_same(finished, parts)
     assert is_complete(parts / "checkpoint-4")
@@ -212,7 +211,7 @@ def test_a_run_that_is_over_is_not_trained_further(finished, run, assert_same, p
     shutil.rmtree(parts / "model")
     status, text = run("train", parts, resume=True)
     assert status == 0
-    assert "4 updates, completed before" in text
+    assert "All updates had been made before." in text
     assert_same(finished, parts)
 
 
@@ -222,9 +221,7 @@ def test_a_run_that_is_over_is_not_trained_further(finished, run, assert_same, p
         ({"max_steps": 4, "epoch": 0.06}, 4, 1.0, True),
         ({"max_steps": 4, "epoch": 0.06}, 5, 1.0, False),
         ({"max_steps": 4, "epoch": 0.06}, -1, 1.0, False),  # it was planned by max_steps, and an epoch is wanted now
-        ({"max_steps": 4, "epoch": 1.0}, -1, 1.0, True),
         ({"max_steps": 4, "epoch": 0.99}, -1, 1.0, True),  # less than one update is left
-        ({"max_steps": 4, "epoch": 1.0}, -1, 2.0, False),
         ({"max_steps": 8, "epoch": 0.5}, -1, 1.0, False),
     ],
 )
@@ -255,12 +252,6 @@ def test_a_damaged_checkpoint_does_not_push_out_a_sound_one(run, parts):
     assert is_complete(parts / "checkpoint-4")
     assert [path.name for path in checkpoints(parts)] == ["checkpoint-9", "checkpoint-4"]
     assert "is finished, after 4 updates" in " ".join(run("train", parts, resume=True)[1].split())
-
-
-@pytest.mark.slow
-def test_only_as_many_are_kept_as_were_asked_for(run, tmp_path):
-    run("train", tmp_path / "run", save_total_limit=2)
-    assert sorted(path.name for path in (tmp_path / "run").glob("checkpoint-*")) == ["checkpoint-3", "checkpoint-4"]
 
 
 class Opens:
@@ -345,10 +336,10 @@ def test_a_resumption_that_fails_can_be_resumed(failing, run, parts, finished, w
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("change", [{"student_layers": 2}, {"optim": "sgd"}])
-def test_settings_that_do_not_fit_the_checkpoint_are_refused(change, run, parts):
+@pytest.mark.parametrize("change", [{"model": "{model}:2"}, {"optim": "sgd"}])
+def test_settings_that_do_not_fit_the_checkpoint_are_refused(change, run, parts, model):
     with pytest.raises(SettingError, match="settings, a model and data that the libraries underneath accept"):
-        run("train", parts, resume=True, max_steps=6, **change)
+        run("train", parts, resume=True, max_steps=6, **{k: v.format(model=model) for k, v in change.items()})
     assert last_complete(parts) == parts / "checkpoint-4"
 
 

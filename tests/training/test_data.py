@@ -1,7 +1,6 @@
 """Prompts, tasks and rewards."""
 
 import asyncio
-import itertools
 import json
 import math
 import re
@@ -125,9 +124,9 @@ def test_another_choice_of_tasks():
     [
         ({"task": "additon"}, UnknownNameError, "did you mean 'addition'"),
         ({"task": " , "}, SettingError, "at least one name"),
-        ({"digits": 0}, SettingError, "1 to 9"),
-        ({"task": "addition,reasoning-gym:x"}, SettingError, "names of one kind"),
-        ({"task": "addition", "eval_task": "my.jsonl"}, SettingError, "one verifier judges both"),
+        ({"digits": 0}, SettingError, "`digits` >= 1"),
+        ({"task": "addition,reasoning-gym:x"}, SettingError, "one reward judges both"),
+        ({"task": "addition", "eval_task": "my.jsonl"}, SettingError, "one reward judges both"),
         ({"task": "a.jsonl,b.jsonl"}, SettingError, "one dataset"),
         ({"reward": "missing.py:f"}, RewardError, "an existing Python file"),
         ({"reward": "json:__doc__"}, RewardError, "a reward function"),
@@ -175,16 +174,14 @@ def test_a_file_of_prompts_keeps_some_for_evaluation(file):
     path = file([{"prompt": f"say {i}", "wanted": i} for i in range(20)])
     data = loaded(RunConfig(task=path, eval_size=4), conversational=True)
     (held_out,) = data.evaluation
-    assert (held_out.name, held_out.domain, len(held_out.rows), len(data.train)) == ("prompts", "in", 4, 16)
+    assert (held_out.name, held_out.domain, len(held_out.rows), len(data.train)) == (path, "in", 4, 16)
     asked = [row["prompt"] for row in (*data.train.to_list(), *held_out.rows)]
     assert sorted(x[0]["content"] for x in asked) == sorted(f"say {i}" for i in range(20))
     assert data.rewards == []
 
 
-@pytest.mark.parametrize("name", ["[x]p.jsonl", "a*b?.jsonl", "[ab]/p.jsonl"])
-def test_a_file_whose_name_looks_like_a_pattern(name, file, tmp_path):
-    (tmp_path / name).parent.mkdir(exist_ok=True)
-    path = file([{"prompt": str(i)} for i in range(5)], name)
+def test_a_file_whose_name_looks_like_a_pattern(file):
+    path = file([{"prompt": str(i)} for i in range(5)], "[x]p.jsonl")
     assert len(loaded(RunConfig(task=path, eval_size=0)).train) == 5
 
 
@@ -248,16 +245,8 @@ def test_configuration_and_split_of_a_dataset(monkeypatch):
     given = {"task": "some/where", "dataset_config": "main", "dataset_split": "training"}
     data = loaded(RunConfig(**given, dataset_eval_split="test", eval_size=4))
     assert asked == [("some/where", "main", "training"), ("some/where", "main", "test")]
-    assert [(each.name, each.domain, len(each.rows)) for each in data.evaluation] == [("where", "in", 4)]
+    assert [(each.name, each.domain, len(each.rows)) for each in data.evaluation] == [("some/where", "in", 4)]
     assert len(data.train) == 10
-
-
-def test_parquet_too(tmp_path):
-    from datasets import Dataset
-
-    path = tmp_path / "p.parquet"
-    Dataset.from_list([{"prompt": "a"}] * 3).to_parquet(str(path))
-    assert len(loaded(RunConfig(task=str(path), eval_size=0)).train) == 3
 
 
 def test_a_file_without_prompts(file):
@@ -270,38 +259,34 @@ def test_without_reasoning_gym_the_extra_is_named():
         loaded(RunConfig(task="reasoning-gym:chain_sum"))
 
 
+class Sums(list):
+    """A task of reasoning-gym: entries, and their verifier."""
+
+    def score_answer(self, answer, entry):
+        return 1.0 if answer == entry["answer"] else 0.01
+
+
 def test_reasoning_gym_by_name(monkeypatch):
     """By a package of the same shape: the real one brings dozens of others."""
-
-    class Sums(list):
-        def score_answer(self, answer, entry):
-            return 1.0 if answer == entry["answer"] else 0.01
-
-    gym: Any = types.ModuleType("reasoning_gym")
-    gym.create_dataset = lambda name, seed, size: Sums(
-        {"question": f"{i} + {seed}?" + name.removeprefix("chain_sum"), "answer": str(i + seed)} for i in range(size)
+    made = lambda name, seed, size: Sums(
+        {"question": f"{name} {i} + {seed}", "answer": str(i + seed)} for i in range(size)
     )
-    factory: Any = types.ModuleType("reasoning_gym.factory")
-    factory.DATASETS = {"chain_sum": None, "other": None}
-    gym.factory = factory
-    gym.__spec__ = types.SimpleNamespace(name="reasoning_gym")
-    monkeypatch.setitem(sys.modules, "reasoning_gym", gym)
-    monkeypatch.setitem(sys.modules, "reasoning_gym.factory", gym.factory)
-    settings = RunConfig(task="reasoning-gym:chain_sum", train_size=3, eval_size=2)
+    monkeypatch.setitem(sys.modules, "reasoning_gym", types.SimpleNamespace(create_dataset=made))
+    settings = RunConfig(task="reasoning-gym:sum", train_size=8, eval_size=2)
     data = data_of(settings, seed=7, conversational=False)
-    rows = [*data.train, *itertools.chain(*(s.rows for s in data.evaluation))]
-    assert (len(data.train), sorted(row["prompt"] for row in rows)) == (3, [f"{i} + 7?" for i in range(5)])
-    columns = {name: [row[name] for row in rows] for name in ("task", "entry")}
-    right = [row["answer"] for row in rows]
-    texts = [right[0], f" {right[1]} ", f"I think <answer>{right[2]}</answer>", "<answer> 1 </answer>", right[4]]
-    assert data.rewards[0](completions=texts, **columns) == [1.0, 1.0, 1.0, 0.01, 1.0]
-    settings.eval_task = "reasoning-gym:other, reasoning-gym:chain_sum"
-    data = data_of(settings, seed=7, conversational=False)
-    assert [(s.name, s.domain) for s in data.evaluation] == [("other", "out"), ("chain_sum", "in")]
-    row = data.evaluation[0].rows[0]
-    assert data.rewards[0](completions=[row["answer"]], task=["other"], entry=[row["entry"]]) == [1.0]
-    with pytest.raises(UnknownNameError, match="chain_sum"):
-        loaded(RunConfig(task="reasoning-gym:chain_sums"))
+    (held_out,) = data.evaluation
+    rows: list[Any] = sorted([*data.train, *held_out.rows], key=lambda row: row["entry"])
+    assert (held_out.name, held_out.domain, len(data.train)) == ("reasoning-gym:sum", "in", 8)
+    assert [row["prompt"] for row in rows] == [f"sum {i} + 7" for i in range(10)]
+    columns = {name: [row[name] for row in rows[:4]] for name in ("task", "entry")}
+    texts = ["7", " 8 ", "I think <answer>9</answer>", "<answer> 1 </answer>"]
+    assert data.rewards[0](completions=texts, **columns) == [1.0, 1.0, 1.0, 0.01]
+    settings.eval_task = "reasoning-gym:other, reasoning-gym:sum"
+    sets = data_of(settings, seed=7, conversational=False).evaluation
+    assert {s.name: (s.domain, s.rows[0]["prompt"].split()[0]) for s in sets} == {
+        "reasoning-gym:sum": ("in", "sum"),
+        "reasoning-gym:other": ("out", "other"),
+    }
 
 
 # Rewards that are no numbers are found before training; the error names the function.
@@ -346,17 +331,12 @@ def test_columns_that_trl_leaves_out_are_left_out_here_too():
     assert set(seen) == {"ids", "answer", "prompts", "trainer_state", "log_extra", "log_metric"}
 
 
-def test_what_is_fine_passes_through():
-    probe([fine], ROW)
-    reward = checked_reward(fine)
-    assert reward.__name__ == "fine"
-    assert reward(completions=["a", "b"], answer=["5", "5"]) == [1.0, None]
-
-
-def test_a_coroutine_stays_one():
+def test_a_right_reward_passes_through():
     async def good(completions, **_):
         return [0.5]
 
+    probe([fine], ROW)
+    assert checked_reward(fine)(completions=["a", "b"], answer=["5", "5"]) == [1.0, None]
     assert asyncio.run(checked_reward(good)(completions=["a"])) == [0.5]
 
 

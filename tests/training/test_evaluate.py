@@ -3,6 +3,7 @@
 import json
 import math
 import random
+from dataclasses import replace
 
 import numpy
 import pytest
@@ -73,7 +74,8 @@ def test_a_mean_over_few_prompts_has_an_interval_by_student_and_over_one_none():
     alone = mean_reward([0.25])
     assert math.isnan(alone["standard_error"])
     assert score(alone) == score(finite(alone)) == "0.250"
-    assert evaluation_line({"domains": {"in": alone}, "kl": None}) == "in-domain 0.250"
+    kl = {"per_token": {"mean": 0.5, "standard_error": None}}
+    assert evaluation_line({"domains": {"in": alone}, "kl": kl}) == "in-domain 0.250  KL 0.5 nats per token"
 
 
 @pytest.mark.parametrize(("right", "interval"), [(0, [0.0, 0.2425]), (3, [0.0889, 0.5323]), (12, [0.7575, 1.0])])
@@ -124,39 +126,33 @@ def test_a_model_is_at_0_from_itself_and_away_from_another(trainer):
 
 
 def test_greedy_is_the_likeliest(trainer):
-    made, evaluator = trainer(eval_greedy=True)
+    made, evaluator = trainer()
     rows = evaluator.sets[0].rows
-    prompts, completions = tokenize_prompts(made, [row["prompt"] for row in rows]), evaluator.sample(made, rows)
+    prompts = tokenize_prompts(made, [row["prompt"] for row in rows])
+    completions = evaluator.sample(made, rows, greedily=True)
     for prompt, completion in zip(prompts, completions, strict=True):
         ids = torch.tensor([[*prompt, *completion]])
         likeliest = made.model(ids, use_cache=False).logits[0, len(prompt) - 1 : -1].argmax(-1)
         assert likeliest.tolist() == completion
     assert made.generation_config.do_sample
-    assert evaluator(made)["kl"] is None  # whose expectation is over samples
 
 
 @pytest.mark.slow
-def test_a_greedy_run_tells_no_kl(run, tmp_path):
-    from klgrad.training.figures import draw_run, load, table
+def test_greedy_decoding_is_reported_beside_sampling_and_changes_none_of_it(trainer):
+    made, evaluator = trainer()
+    alone, both = evaluator(made), replace(evaluator, greedy=True)(made)
+    greedy = {name: both["sets"].pop(name) for name in list(both["sets"]) if name.endswith(", greedy")}
+    assert both == alone
+    for task in evaluator.sets:
+        right = evaluator.scores(made, task.rows, evaluator.sample(made, task.rows, greedily=True))
+        assert greedy[f"{task.name}, greedy"] == {"domain": task.domain, **mean_reward(right)}
 
-    status, text = run("train", tmp_path / "run", eval_greedy=True, max_steps=1)
-    assert status == 0
+
+@pytest.mark.slow
+def test_a_greedy_run(run, tmp_path):
+    text = run("train", tmp_path / "run", eval_greedy=True, max_steps=1)[1]
     assert "addition (in-domain, 4)" in text
-    assert "KL, nats per" not in text
-    (compared,) = load([tmp_path / "run"])
-    assert [str(cell) for cell in table([compared]).columns[5].cells] == [""]
-    drawn = []
-
-    class Axes(dict):
-        def plot(self, xs, ys, **style):
-            drawn.append(style.get("marker"))
-
-        def errorbar(self, xs, ys, **style):
-            drawn.append(next(name for name in ("xerr", "yerr") if name in style))
-
-    draw_run(dict.fromkeys(("kl", "frontier", "reward", "length"), Axes()), compared, "black")
-    assert drawn.count("o") == 3  # rewards of two domains, and lengths: no mark at a KL
-    assert (drawn.count("yerr"), drawn.count("xerr")) == (2, 0)  # of the rewards
+    assert "addition, greedy (in-domain, 4)" in text
     with pytest.raises(SettingError, match="`eval_greedy` without `use_vllm`"):
         run("train", tmp_path / "other", eval_greedy=True, use_vllm=True)
 

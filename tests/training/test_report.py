@@ -6,7 +6,7 @@ from typer.testing import CliRunner
 
 from klgrad.cli import app
 from klgrad.training.build import models_of
-from klgrad.training.report import completions_in_mean, estimate, name_on_hub, objective_lines
+from klgrad.training.report import completions_in_mean, memory, objective_lines
 from klgrad.training.settings import parse
 
 pytestmark = [pytest.mark.filterwarnings("ignore")]
@@ -14,19 +14,6 @@ pytestmark = [pytest.mark.filterwarnings("ignore")]
 
 def invoke(*given):
     return CliRunner().invoke(app, [str(x) for x in given])
-
-
-@pytest.mark.parametrize(
-    ("name", "base"),
-    [
-        ("smollm2 with 20 layers", "HuggingFaceTB/SmolLM2-135M-Instruct"),
-        ("smollm2:20", "HuggingFaceTB/SmolLM2-135M-Instruct"),
-        ("Qwen/Qwen2.5-0.5B-Instruct", "Qwen/Qwen2.5-0.5B-Instruct"),
-        ("/some/folder", None),
-    ],
-)
-def test_the_base_model_for_the_hub(name, base):
-    assert name_on_hub(name) == base
 
 
 @pytest.fixture
@@ -130,15 +117,27 @@ def test_over_how_many_completions_a_run_averages(model, settings, completions):
 
 @pytest.mark.usefixtures("no_audit")
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("command", "settings", "said"),
     [
-        ({"kl_target": 3.0, "kl_target_unit": "token"}, "adapted to 3 nats per token"),
-        ({"rollout_lag": 2, "kl_ratio": "prefix"}, "2 updates, ratio prefix"),
-        ({"use_peft": True}, "the policy with its adapters off"),
+        ("train", {"kl_target": 3.0, "kl_target_unit": "token"}, "β 0.05 at first, adapted to 3 nats per token"),
+        ("train", {"sync_ref_model": True}, "reference the model as it starts, moved towards the policy every"),
+        ("train", {"kl_placement": "advantage"}, "placement in the advantage"),
+        ("train", {"num_processes": 4}, "4 prompts x 8 completions of at most 5 tokens, on 4 processes"),
+        ("distill", {"teacher": "one={model},two={model}"}, "reference one and two"),
     ],
 )
-def test_a_dry_run_of_other_settings(model, settings, said):
-    assert said in dry_run("train", {"model": model}, **settings)
+def test_a_dry_run_of_other_settings(model, command, settings, said):
+    given = {"model": model, "num_generations": 8, **settings}
+    if command == "distill":
+        given["teacher"] = settings["teacher"].format(model=model)
+    assert said in dry_run(command, given)
+
+
+@pytest.mark.usefixtures("no_audit")
+def test_a_dry_run_counts_the_processes_of_accelerates_file(model, tmp_path):
+    (tmp_path / "accelerate.yaml").write_text("num_processes: 4\n")
+    asked = {"model": model, "accelerate_config": tmp_path / "accelerate.yaml"}
+    assert "on 4 processes" in dry_run("train", asked)
 
 
 def test_the_dry_run_describes_rewards_and_token_weights(model, tmp_path):
@@ -171,34 +170,17 @@ def test_the_dry_run_describes_rewards_and_token_weights(model, tmp_path):
 def test_memory_counts_what_is_there(model):
     from transformers import AutoModelForCausalLM
 
-    settings = parse("train", arguments(**{**SMALL, "model": model}))
-    items = {name: size for name, size, _ in estimate(settings, models_of(settings))}
+    def of(command="train", **settings):
+        parsed = parse(command, arguments(**{**SMALL, "model": model, **settings}))
+        return memory(parsed, models_of(parsed))
+
     size = sum(p.numel() * 4 for p in AutoModelForCausalLM.from_pretrained(model).parameters())
-    assert items == {
-        "policy": size,
-        "gradients": size,
-        "optimizer": 2 * size,
-        "reference": size,
-        "total": 5 * size + 8 * 5 * 3 * 2 * 8 * 4,
-        "sampling": 8 * 5 * 3 * 2 * 8 * 4,  # completions, tokens, layers, keys and values, width of a head, bytes
-    }
-
-
-def test_memory_says_what_it_does_not_account_for(model):
-    given = {"use_peft": True, "lora_target_modules": "all-linear", "load_in_4bit": True}
-    parsed = parse("train", arguments(**{**SMALL, "model": model, **given}))
-    notes = {name: note for name, _, note in estimate(parsed, models_of(parsed))}
-    assert notes["gradients"] == "of 0M adapters of queries and values"
-    assert notes["total"] == "does not account for lora_target_modules, load_in_4bit"
-
-
-@pytest.mark.usefixtures("no_audit")
-@pytest.mark.parametrize("by", ["a flag", "accelerate's file"])
-def test_a_dry_run_counts_all_processes(by, model, tmp_path):
-    config = tmp_path / "accelerate.yaml"
-    config.write_text("num_processes: 4\n")
-    asked = ["--num_processes=4"] if by == "a flag" else [f"--accelerate_config={config}"]
-    given = {**SMALL, "model": model, "per_device_train_batch_size": 4, "num_generations": 8, "dry_run": True}
-    result = invoke("train", *asked, *arguments(**given))
-    assert result.exit_code == 0, result.exception
-    assert "2 prompts x 8 completions of at most 5 tokens, on 4 processes" in result.output
+    cache = 8 * 5 * 3 * 2 * 8 * 4  # completions, tokens, layers, keys and values, width of a head, bytes
+    whole = {"policy": size, "gradients": size, "AdamW": 2 * size, "reference": size, "keys and values": cache}
+    assert of() == whole
+    adapters = 3 * (2 * 16 + 16 + 8) * 16 * 4  # layers, both sides of queries and values, rank, bytes
+    trained = {"gradients": adapters, "AdamW": 2 * adapters, "reference": 0}
+    assert of(use_peft=True) == {**whole, **trained}
+    assert of(use_peft=True, load_in_4bit=True) == {**whole, **trained, "policy": size / 8}
+    assert of("distill", teacher=f"one={model},two={model}")["reference"] == 2 * size
+    assert 0 < of(kl_estimator="exact", kl_memory=1)["exact KL"] <= 2**20

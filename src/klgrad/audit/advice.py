@@ -37,7 +37,8 @@ def findings(r: "AuditResult") -> list[str]:
     a = r.anatomy
     if not a.deterministic:
         return ["not deterministic"]
-    texts = [] if r.float32_wrong_from is None else [f"wrong in float32 from log π/ref = {r.float32_wrong_from:g} on"]
+    wrong = r.float32_wrong_from
+    texts = [] if wrong is None else [f"wrong in float32 where log π/ref {'<' if wrong < 0 else '>'} {wrong:g}"]
     texts += [] if r.finite else ["NaN or infinite in float32"]
     texts += remarks(a)
     gaps = "masked positions inside a completion, such as the output of a tool,"
@@ -65,7 +66,8 @@ def rows(r: "AuditResult") -> list[tuple[str, str]]:
     parts = [("KL(π‖ref)?", f"{', '.join(where)}{does}".replace(" l ", " log π/ref ")), *report(a)]
     also = [("also", text) for text in findings(r)] if a.deterministic else []
     is_sound = is_named and all(remedy.do == IF_STALE for remedy in r.advice.remedies)
-    expected = [("in CI", f"klgrad audit {r.name} --expect {r.verdict}")] if is_sound and r.kind != "framework" else []
+    check = f"klgrad audit {r.name} --expect {r.verdict}" + (" (which looks at fresh samples)" if where[1:] else "")
+    expected = [("in CI", check)] if is_sound and r.kind != "framework" else []
     called = [("called", r.call)] if r.kind in ("function", "framework") else []
     return [*parts, *also, *expected, *called, *(("advice", str(remedy)) for remedy in r.advice.remedies)]
 
@@ -181,12 +183,18 @@ def _remedies(result: "AuditResult", subject: Subject) -> tuple[Remedy, ...]:
 def _for_stale_samples(result: "AuditResult", others: tuple[Remedy, ...]) -> tuple[Remedy, ...]:
     a = result.anatomy
     is_weighted = any(term.weighting is not None for remedy in others for term in remedy.terms)
-    is_bounded = a.samples.ratio in ("prefix", "sequence") and a.samples.bound is not None  # its bias was chosen
+    is_bounded = (
+        a.samples.ratio in ("token", "prefix", "sequence") and a.samples.bound is not None
+    )  # its bias was chosen
     if not (a.proved_fresh and a.shares) or is_weighted or is_bounded or not _lost_when_stale(result):
         return ()
-    whole: Verdict = "reverse-kl-sequence" if a.horizon.kind == "all" else "reverse-kl-token"
-    meant = result.verdict if result.verdict in STALE and not others else whole
-    return (Remedy(IF_STALE, (STALE[meant],), NOISY),)
+    whole = a.horizon.kind != "none"
+    meant: Verdict = "reverse-kl-sequence" if a.horizon.kind == "all" else "reverse-kl-token"
+    meant = result.verdict if result.verdict in STALE and not others else meant
+    advised = [term for remedy in others for term in remedy.terms if (term.level == "sequence") == whole]
+    term = replace(advised[0], weighting=PREFIX) if advised else STALE[meant]
+    beta = "divide β by the mean length; " if a.unit.name in ("completion-mean", "token-mean") else ""
+    return (Remedy(IF_STALE, (term,), f"{beta}{NOISY}"),)
 
 
 def _lost_when_stale(result: "AuditResult") -> bool:

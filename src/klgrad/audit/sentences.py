@@ -1,6 +1,7 @@
 """The parts of a loss in words: a sentence for each part, the cells of a table, and what was expected of a part."""
 
 import math
+import re
 from itertools import pairwise
 
 import torch
@@ -55,7 +56,11 @@ def summary(a: Anatomy, *, on_policy: bool = True) -> str:
     if a.is_nothing or not a.proved_fresh or a.late:
         return divergence(a)
     if a.level == "token" and not h.fits:
-        text += f", token by token, plus {BY.get(h.estimate, h.estimate)} of later tokens in the reward"
+        by = BY.get(h.estimate, h.estimate)
+        later = (
+            f"the mean of {by} over all its tokens" if any(c.divided for c in a.credits) else f"{by} of later tokens"
+        )
+        text += f", token by token, plus {later} in the reward"
     elif a.level == "token":
         ahead = {"none": "token by token", "all": "whole completions", "discount": f"{h.discount or 0:g} a token ahead"}
         text += f", {ahead.get(h.kind, 'with a future of its own')}"
@@ -243,7 +248,7 @@ def horizon(a: Anatomy) -> str:
     of = "an estimate of the reverse KL" if is_reverse else "no estimate of the divergence above"
     fits = past if h.fits else f", which is {of}{past}"
     if is_mean:
-        return f"to the end of the completion, by the mean of {by} over its tokens{fits}"
+        return f"to the end of the completion, by the mean of {by} over all its tokens, this one included{fits}"
     far = {"all": "to the end of the completion", "discount": f"discounted by {h.discount or 0:g} a token"}
     weights = f"with weights {', '.join(f'{w:.3g}' for w in h.weights)} by distance"
     return f"{far.get(h.kind, weights)}, by {by}{fits}"
@@ -301,7 +306,7 @@ def stale(a: Anatomy) -> str:
     elif a.samples.frozen:
         text = f"not corrected: {text}, which also pushes away from μ"
     elif text.startswith("the same") and a.samples.ratio != "none":
-        text = f"corrected: {text}"
+        text = f"corrected{' in part' if a.samples.bound is not None else ''}: {text}"
     return "; ".join([text, *rest, *["the entropy term is there too"] * any(a.entropy)])
 
 
@@ -469,8 +474,9 @@ def scale(a: Anatomy) -> str:
     if a.is_nothing:
         return "0: on fresh samples it adds noise, and no pull" if a.constant else "0: it has no effect"
     if a.baseline.spread != "none":
-        same = "so that a small KL pulls as hard as a large one"
-        return f"none that is fixed: the pull is divided by {_divisor(a.baseline)}, {same}"
+        where, divisor = a.baseline.spread, _divisor(a.baseline)
+        same = f"so that β differs from {where} to {where}: alone, a small KL pulls as hard as a large one"
+        return f"none that is fixed: the pull is divided by {divisor}, {same}"
     at = "ref" if a.anchor == "ref" else "μ"
     tempered = "" if a.temperature == 1 else f", at temperature {a.temperature:g}"
     if math.isinf(a.scale):
@@ -515,7 +521,10 @@ def formula(a: Anatomy) -> str:
     for part in a.credits:
         terms += _credit_terms(part)
     text = " + ".join(terms).replace("+ -", "- ") or "0"
-    text += " - baseline" if a.baseline.name not in ("none", "other") else ""
+    if a.baseline.name == "token-mean":  # of every token, before the tokens are summed
+        text = " + ".join(re.sub(r"\bl_(\w)", r"(l_\1 - baseline)", term) for term in terms)
+    elif a.baseline.name not in ("none", "other"):
+        text += " - baseline"
     if a.baseline.spread != "none":
         text = f"({text}) / {'mean' if a.baseline.signed else 'spread'}"
     if a.constant:  # it carries the ratio

@@ -195,6 +195,7 @@ SYMBOLS = {
     "r_t": "r_t = π/μ of token t",
     "w_t": "w_t = π/μ of the tokens up to t",
     "w_T": "w_T = π/μ of the completion",
+    "1/T": "T = the length of the completion",
     "D_t": "D_t = the divergence at token t",
     "bound(": "bound(x) = x within its bound",
     "k2-loss": "k2-loss is k2 differentiated",

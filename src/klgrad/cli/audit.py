@@ -26,7 +26,7 @@ from ..errors import (
 from ..frameworks import DEFAULTS, FRAMEWORKS, recorded
 from ..support import ARGUMENTS, Json
 from ..targets import TARGETS, Target
-from .console import HasName, beside, completing, deliver, first_lines, lines, stderr, tracked
+from .console import beside, completing, deliver, first_lines, stderr, tracked
 
 if TYPE_CHECKING:
     from ..audit import AuditResult, Subject
@@ -57,13 +57,7 @@ def tags() -> dict[str, str]:
 def settings_of(console: Console, names: Iterable[str], *, wanted: bool) -> list[Subject]:
     """The settings that these names mean: all those of a framework, or those with all words of the name.
 
-    Args:
-        console: where remarks on versions are printed.
-        names: names of frameworks or of settings.
-        wanted: whether a framework that cannot be audited is an error; it is a remark otherwise.
-
-    Returns:
-        The losses to audit.
+    A framework that cannot be audited is an error if it is `wanted`, and a remark on the console otherwise.
     """
     subjects: list[Subject] = []
     for name in names:
@@ -126,7 +120,7 @@ UNMET = (
 """What is said of losses of a whole file that were skipped."""
 
 
-S = TypeVar("S", bound=HasName)
+S = TypeVar("S", bound="Subject | PolicyLoss")
 R = TypeVar("R")
 
 
@@ -182,13 +176,8 @@ class Failures:
     def report(self, audited: int, *, expected: bool, differs: bool) -> None:
         """Print the failures and how many losses were audited; raise a single failure if it is all there is.
 
-        Args:
-            audited: the number of losses that were.
-            expected: whether something is expected of every loss; then it is an error if one is skipped, too.
-            differs: whether a verdict is not the expected one.
-
-        Raises:
-            typer.Exit: with status 2 after an error, and else with 1 if a verdict differs.
+        The exit status is 2 after an error, and else 1 if a verdict `differs`. If something is `expected` of every
+        loss, it is an error if one is skipped, too.
         """
         if len(self.errors) == 1 and not audited and not self.skipped:
             raise self.errors[0][1]
@@ -205,25 +194,16 @@ class Failures:
 
 
 def find_losses(names: list[str], settings: Json, console: Console, failures: Failures) -> list[Subject]:
-    """The losses of all names.
+    """The losses of all names: of the catalogue, of frameworks, of functions in files or modules, or of whole files.
 
-    Args:
-        names: of the catalogue, of frameworks, of functions in files or modules, or of whole files.
-        settings: values of the losses' own parameters, and roles. Each loss gets those that it has; one that no loss
-            has is an error.
-        console: for remarks about frameworks.
-        failures: collects what cannot be found, and what is skipped.
-
-    Returns:
-        The losses, in order.
+    Each loss gets those of the settings that are its parameters; one that no loss has is an error.
     """
     from ..audit.call import UserLoss
 
     losses: list[Subject] = []
     messages = stderr()
     for name in names:
-        loading = f"Loading {name}"  # and calling it, to see what it takes
-        with failures.collected(name), first_lines(name, messages), lines(messages, lambda now=loading: now):
+        with failures.collected(name), first_lines(name, messages):
             subjects, skipped = _find(name, settings, console, alone=len(names) == 1)
             losses += subjects
             for other, why in skipped.items():
@@ -504,19 +484,9 @@ def report_whole(
     use_record: bool,
     full: bool,
 ) -> tuple[list[PolicyResult], Failures]:
-    """Audit whole losses and show what they do.
+    """Audit whole losses, without names all policy losses, and show what they do.
 
-    Args:
-        losses: names of policy losses, of frameworks, or as in `find_losses`; none of them for all policy losses.
-        settings: values of the losses' own parameters.
-        json: the file for JSON.
-        markdown: the file for a table in Markdown.
-        html: the file for a page with the curves of the weights.
-        use_record: whether the record of a framework that is not installed may be shown instead.
-        full: whether everything about each of several is printed.
-
-    Returns:
-        The results, and what was not audited.
+    With `use_record` the record of a framework that is not installed is shown instead.
     """
     from ..audit.page import policies_to_html
     from ..audit.policy import audit_whole

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from threading import Event, Thread
-from typing import Protocol, TypeVar
+from typing import Any, TypeVar
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import Progress, ProgressColumn, track
@@ -49,18 +49,13 @@ def completing(names: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]
 
 def json_text(data: object) -> str:
     """Data as the text of a file."""
-    return json.dumps(finite(data), indent=2) + "\n"
+    return json.dumps(finite(data), indent=2, ensure_ascii=False) + "\n"
 
 
 # The consoles of the commands, and how they write their files.
 
 
-class HasName(Protocol):
-    @property
-    def name(self) -> str: ...
-
-
-T = TypeVar("T", bound=HasName)
+T = TypeVar("T")
 
 SILENCE = 10.0
 """Seconds after which a line tells the progress, where there is no bar."""
@@ -82,9 +77,8 @@ class LiteralConsole(Console):
     the stream of this moment, so that it still shows something while the output of a loss is captured.
     """
 
-    def __init__(self, *, stderr: bool) -> None:
-        file = sys.stderr if stderr else sys.stdout
-        super().__init__(file=file, stderr=stderr, markup=False, emoji=False, highlight=False)
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(markup=False, emoji=False, highlight=False, **settings)
         if not self.is_terminal:
             self.width = PIPED_WIDTH
 
@@ -98,12 +92,20 @@ class LiteralConsole(Console):
 
 def stdout() -> Console:
     """The console for results."""
-    return LiteralConsole(stderr=False)
+    return LiteralConsole(file=sys.stdout)
 
 
 def stderr() -> Console:
     """The console for progress and messages, which are not part of the results."""
-    return LiteralConsole(stderr=True)
+    return LiteralConsole(file=sys.stderr, stderr=True)
+
+
+def as_html(report: RenderableType, figure: str = "") -> str:
+    """What is printed as a page that needs no network, with a figure in SVG below it."""
+    console = LiteralConsole(file=io.StringIO(), record=True)
+    console.width = 130  # the window of a laptop
+    console.print(report)
+    return console.export_html().replace("</body>", f"{figure}</body>")
 
 
 def bar(*columns: ProgressColumn, console: Console) -> Progress:
@@ -114,15 +116,8 @@ def bar(*columns: ProgressColumn, console: Console) -> Progress:
 
 
 def tracked(items: Sequence[T], title: str, console: Console) -> Iterable[T]:
-    """The items, with a progress bar where the console is a terminal, and lines now and then where it is none."""
-    if console.is_terminal:
-        yield from track(items, title, console=console, transient=True)
-        return
-    current = ""
-    with lines(console, lambda: f"{title} {current}"):
-        for i, item in enumerate(items, 1):
-            current = f"{item.name} ({i} of {len(items)})"
-            yield item
+    """The items, with a progress bar where the console is a terminal."""
+    return track(items, title, console=console, transient=True) if console.is_terminal else items
 
 
 @contextmanager

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console, Group, RenderableType
-from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.console import Group, RenderableType
+from rich.progress import BarColumn, TaskProgressColumn, TextColumn
 from rich.text import Text
 
 from ..errors import SettingError
 from ..support import text_table
-from .console import bar, beside, deliver, json_text, lines, stderr
+from .console import as_html, bar, beside, deliver, json_text, stderr
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -22,9 +21,8 @@ if TYPE_CHECKING:
     from ..frameworks.run_file import PartAudit
     from ..frameworks.run_settings import Run
     from ..logs import LogReport
+    from ..logs.coefficients import CoefficientComparison
     from ..logs.diagnosis import Diagnosis, Observation, RunConfiguration, RunDiagnosis
-    from ..logs.log_report import CoefficientComparison
-    from ..logs.mismatch import Cause
     from ..logs.symptoms import Fact
     from ..reports import Report
 
@@ -39,7 +37,7 @@ def command(
     cell: Annotated[
         str | None,
         typer.Option(
-            help="The KL loss in use, by its name in `klgrad audit`; k3-loss is assumed without.", show_default=False
+            help="The KL loss in use, by its name in `klgrad audit`: its coefficients are reported.", show_default=False
         ),
     ] = None,
     column: Annotated[
@@ -67,7 +65,7 @@ def command(
         Path | None, typer.Option(help="Write the report as JSON; `-` is standard output.", show_default=False)
     ] = None,
 ) -> None:
-    """Report the KL of a run from its logged log-probs, with standard errors, and the coefficients of its KL loss.
+    """Report the KL of a run from its logged log-probs, with standard errors, and whether trainer and sampler agree.
 
     The file has one row per completion, with lists `logp` and `ref_logp`, and optionally `behavior_logp` (of the
     sampler), `old_logp` and `mask`. The names of TRL, verl, OpenRLHF, prime-rl and others are recognised. Each file is
@@ -75,33 +73,18 @@ def command(
     """
     import torch
 
-    from ..logs.log_report import to_html, to_json
+    from ..logs.examination import draw, examine
     from ..logs.reader import parse_choices
 
     # A batch fits into the cache of one core, so more threads would not help.
     torch.set_num_threads(1)
-    chosen = parse_choices(column or [])
-    console = beside(json, html)
-    report = _examine(files, cell, chosen, by, stderr())
-    deliver(console, show(report), (json, lambda: to_json(report)), (html, lambda: to_html(report)))
-
-
-def _examine(
-    files: list[Path], cell: str | None, chosen: dict[str, str], by: str | None, console: Console
-) -> LogReport:
-    from ..logs.examination import examine
-
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-    title, share = f"Reading {files[0].name}", ""
-
-    def update(done: float, total: float) -> None:
-        nonlocal share
-        share = f": {done / total:.0%}" if total else ""
-        shown.update(task, completed=done, total=total)
-
-    with bar(*columns, console=console) as shown, lines(console, lambda: f"{title}{share}"):
-        task = shown.add_task(title, total=None)
-        return examine(files, cell, chosen, by=by, progress=update)
+    chosen, console = parse_choices(column or []), beside(json, html)
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn())
+    with bar(*columns, console=stderr()) as shown:
+        task = shown.add_task(f"Reading {files[0].name}", total=1)
+        report = examine(files, cell, chosen, by=by, progress=lambda share: shown.update(task, completed=share))
+    text = show(report)
+    deliver(console, text, (json, lambda: json_text(report.to_dict())), (html, lambda: as_html(text, draw(report))))
 
 
 def show(r: LogReport) -> RenderableType:
@@ -111,16 +94,18 @@ def show(r: LogReport) -> RenderableType:
         Text(f"{r.file}: {r.rows:,} completions, {r.tokens:,} tokens", style="bold"),
         Text(f"Read {read}.", style="dim"),
         *(Text(note, style="yellow") for note in r.notes),
-        *_section("KL to the reference", _estimates(r.kl), _scalars(r.kl, ("length", "clamp", "log_ratio"))),
+        *_section("KL to the reference", _estimates(r.kl), _scalars(r.kl)),
     ]
     if any(name.startswith("ratio/") for name in r.kl.scalars):
         sampler = "behavior_logp" if "behavior_logp" in r.columns else "old_logp"
         parts += _section(f"Importance ratios, logp to {sampler}", _ratios(r.kl))
-    parts += _section(f"Coefficients of {r.cell.name}, compared with the sound terms", _coefficients(r), _dead(r))
+    if (of_cell := r.coefficients) is not None:
+        title = f"Coefficients of {of_cell.cell.name}, compared with the sound terms"
+        parts += _section(title, _coefficients(of_cell), _terms(of_cell))
     parts += _section("Trainer against sampler", *_mismatch(r))
     if "by" in r.columns:
         parts += _section(f"By {r.columns['by']}", _parts(r))
-    parts += _section("What to change", *(Text(sentence) for sentence in r.advice))
+    parts += _section("What to change", *map(Text, r.advice))
     return Group(*parts)
 
 
@@ -128,16 +113,49 @@ def _section(title: str, *parts: RenderableType) -> list[RenderableType]:
     return ["", Text(title, style="bold"), *parts]
 
 
-def _estimates(report: Report) -> Table:
-    from ..logs.log_report import estimate_rows
+MEANINGS = {
+    "kl/reverse/k1": "KL(π‖ref) by k1",
+    "kl/reverse/k2": "KL(π‖ref) by k2 (biased)",
+    "kl/reverse/k3": "KL(π‖ref) by k3",
+    "kl/forward/k3": "KL(ref‖π) by k3",
+    "kl/mismatch/k1": "KL(sampler‖trainer) by k1",
+    "kl/mismatch/k2": "KL(sampler‖trainer) by k2 (biased)",
+    "kl/mismatch/k3": "KL(sampler‖trainer) by k3",
+    "kl/mismatch_of_trainer/k3": "KL(trainer‖sampler) by k3",
+}
+"""What the estimates of both reports mean, in the order of the tables."""
 
-    return text_table(estimate_rows(report), ("", "per token", "per completion"), numbers=1)
+
+def _estimates(report: Report) -> Table:
+    units = ("per_token", "per_sequence")
+    named = [(name, text) for name, text in MEANINGS.items() if f"{name}/per_token" in report.estimates]
+    rows = [[text, *(str(report.estimates[f"{name}/{unit}"]) for unit in units)] for name, text in named]
+    return text_table(rows, ("", "per token", "per completion"), numbers=1)
+
+
+PARTS = {
+    "KL(π‖ref) by k3, per token": "kl/reverse/k3/per_token",
+    "by k1, per completion": "kl/reverse/k1/per_sequence",
+    "KL(sampler‖trainer) by k3, per token": "kl/mismatch/k3/per_token",
+}
+"""The estimates in the table of the parts, by its heads."""
+
+LONGEST = 64
+"""Characters of a label that are shown; JSON has it whole."""
 
 
 def _parts(r: LogReport) -> Table:
-    from ..logs.log_report import part_heads, part_rows
-
-    return text_table(part_rows(r), part_heads(r), numbers=1)
+    rows = []
+    for part in r.parts:
+        label = str(part.label)
+        label = label if len(label) <= LONGEST else f"{label[: LONGEST - 1]}…"
+        estimates = part.kl.estimates | (part.mismatch.estimates if part.mismatch else {})
+        cells = [str(estimates[name]) for name in PARTS.values() if name in estimates]
+        if part.mismatch is not None:
+            cells.append(f"{part.mismatch['ratio/sequence/effective_sample_size']:.1%}")
+        rows.append([label, f"{part.rows:,}", f"{part.tokens / part.rows:.4g}", *cells])
+    heads = (r.columns["by"], "completions", "tokens each", *PARTS, "effective sample size")
+    return text_table(rows, heads if r.mismatch is not None else heads[:5], numbers=1)
 
 
 SCALARS = {
@@ -151,47 +169,45 @@ SCALARS = {
 }
 
 
-def _scalars(report: Report, prefixes: tuple[str, ...]) -> Table:
-    scalars = {name: float(x) for name, x in report.scalars.items() if name.startswith(prefixes)}
-    rows = [(SCALARS[name], f"{x:.3%}" if "share" in name else f"{x:.4g}") for name, x in scalars.items()]
+def _scalars(report: Report) -> Table:
+    values = {name: float(report.scalars[name]) for name in SCALARS}
+    rows = [(SCALARS[name], f"{x:.3%}" if "share" in name else f"{x:.4g}") for name, x in values.items()]
     return text_table(rows, ("", ""), numbers=1)
 
 
 def _ratios(report: Report) -> Table:
     rows = []
     for kind in ("token", "prefix", "sequence"):
-        if f"ratio/{kind}/mean" in report.scalars:
-            numbers = [float(report.scalars[f"ratio/{kind}/{x}"]) for x in RATIO_FIELDS]
-            rows.append([kind, *(f"{x:.4g}" for x in numbers[:-1]), f"{numbers[-1]:.1%}"])
+        *numbers, left = (float(report.scalars[f"ratio/{kind}/{x}"]) for x in RATIO_FIELDS)
+        rows.append([kind, *(f"{x:.4g}" for x in numbers), f"{left:.1%}"])
     return text_table(rows, ("", "mean", "1%", "50%", "99%", "max", "effective sample size"), numbers=1)
 
 
 RATIO_FIELDS = ("mean", "quantile_0.01", "quantile_0.5", "quantile_0.99", "max", "effective_sample_size")
 
 
-def _coefficients(r: LogReport) -> Table:
+def _coefficients(compared: CoefficientComparison) -> Table:
     """One column per level. The terms are printed below, since they are wider than a terminal."""
-    rows = [[name, *(number(c) for c in r.comparisons.values())] for name, number in NUMBERS.items()]
-    return text_table(rows, ("", *(LEVELS[level] for level in r.comparisons)), numbers=1)
+    levels = compared.levels.values()
+    rows = [
+        ("relative difference", *(_number(c.relative_difference, percent=True) for c in levels)),
+        ("correlation", *(_number(c.correlation) for c in levels)),
+        ("nearest multiple of the sound one", *(_number(c.scale) for c in levels)),
+        ("largest", *(f"{c.largest:.3g}" for c in levels)),
+        ("largest of the sound ones", *(f"{c.largest_sound:.3g}" for c in levels)),
+    ]
+    return text_table(rows, ("", *(LEVELS[level] for level in compared.levels)), numbers=1)
 
 
 LEVELS = {"token": "token by token", "sequence": "whole completions"}
 
-NUMBERS: dict[str, Callable[[CoefficientComparison], str]] = {
-    "relative difference": lambda c: _number(c.relative_difference, percent=True),
-    "correlation": lambda c: _number(c.correlation),
-    "nearest multiple of the sound one": lambda c: _number(c.scale),
-    "largest": lambda c: f"{c.largest:.3g}",
-    "largest of the sound ones": lambda c: f"{c.largest_sound:.3g}",
-}
 
-
-def _dead(r: LogReport) -> Text:
-    on_policy, off_policy = r.cell.descends
-    sound = "".join(f"Sound, {LEVELS[level]}: {c.term}\n" for level, c in r.comparisons.items())
-    reason = f"{r.explanation}\n" if r.explanation else ""
+def _terms(compared: CoefficientComparison) -> Text:
+    on_policy, off_policy = compared.cell.descends
+    sound = "".join(f"Sound, {LEVELS[level]}: {c.term}\n" for level, c in compared.levels.items())
+    reason = f"{compared.explanation}\n" if compared.explanation else ""
     return Text(
-        f"{sound}{reason}{r.dead_share:.3%} of the tokens are in a dead zone. "
+        f"{sound}{reason}{compared.dead_share:.3%} of the tokens are in a dead zone. "
         f"It descends {on_policy} on-policy, {off_policy} off-policy."
     )
 
@@ -199,26 +215,16 @@ def _dead(r: LogReport) -> Text:
 def _mismatch(r: LogReport) -> list[RenderableType]:
     if r.mismatch is None or r.cause is None:
         return [Text("Unknown: the file has no log-probs of the sampler (behavior_logp).", style="dim")]
-    parts: list[RenderableType] = [_estimates(r.mismatch)]
     trainer = "old_logp" if "old_logp" in r.columns else "logp"
     outside = float(r.mismatch.scalars["ratio/token/share_outside_band"])
     left = float(r.mismatch.scalars["ratio/sequence/effective_sample_size"])
-    parts.append(
-        Text(
-            f"{trainer} to behavior_logp: {outside:.3%} of the token ratios are outside 0.5 to 2; "
-            f"effective sample size {left:.1%} of the completions."
-        )
+    ratios = (
+        f"{trainer} to behavior_logp: {outside:.3%} of the token ratios are outside 0.5 to 2; "
+        f"effective sample size {left:.1%} of the completions."
     )
-    parts.append(
-        Text(_label(r.cause) + r.cause.description, style="green" if r.cause.name == "none" else "bold yellow")
-    )
-    return parts
-
-
-def _label(cause: Cause) -> str:
-    if cause.name in ("none", "unexplained"):
-        return "" if cause.name == "none" else "No cause found. "
-    return f"One cause of several: {cause.name}. " if cause.alone is False else f"Likely cause: {cause.name}. "
+    label = {"none": "", "unexplained": "No cause found. "}.get(r.cause.name, f"Likely cause: {r.cause.name}. ")
+    style = "green" if r.cause.name == "none" else "bold yellow"
+    return [_estimates(r.mismatch), Text(ratios), Text(label + r.cause.description, style=style)]
 
 
 def _number(x: float, *, percent: bool = False) -> str:

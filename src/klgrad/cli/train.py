@@ -1,8 +1,9 @@
 """`klgrad train`, `klgrad distill` and `klgrad compare`."""
 
-import argparse
 import importlib.util
+import os
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -53,7 +54,7 @@ SECTIONS: dict[str, tuple[HelpRow, ...]] = {
         HelpRow("eval_task", "What to evaluate on, if not held-out prompts"),
         HelpRow("eval_size", "Held-out prompts of each task", "64"),
         HelpRow("eval_every", "Updates between evaluations", "20"),
-        HelpRow("eval_greedy", "Evaluate with greedy decoding"),
+        HelpRow("eval_greedy", "Evaluate with greedy decoding too"),
         HelpRow("dataset_split", "Split of the dataset to train on", "train"),
     ),
     "The model": (
@@ -62,7 +63,6 @@ SECTIONS: dict[str, tuple[HelpRow, ...]] = {
         HelpRow("teacher_weights", "Weight of each teacher's divergence"),
         HelpRow("teacher_column", "Column that names each prompt's teacher"),
         HelpRow("teacher_prompt", "Column with the prompt that the teacher sees"),
-        HelpRow("student_layers", "Layers of the model to keep"),
         HelpRow("dtype", "auto, bfloat16, float16 or float32", "float32"),
         HelpRow("use_peft", "Train adapters (LoRA) instead of all weights"),
     ),
@@ -131,30 +131,32 @@ USAGE = {
         "klgrad distill --teacher Qwen/Qwen2.5-3B-Instruct --model Qwen/Qwen2.5-0.5B-Instruct --task prompts.jsonl",
     ),
 }
-COMMAND = tuple(row.flag for row in SECTIONS["The command"])
-MODEL = ("model_name_or_path", "teacher", "student_layers", "dtype", "attn_implementation", "use_peft", "lora_r")
-TRAINING = tuple(row.flag for row in SECTIONS["Training (settings of TRL)"])
 
 
 def train_or_distill(command: str, arguments: list[str]) -> None:
-    """Parse, launch if several processes are requested, train, and exit with the status of the run."""
+    """Parse, launch if several processes are asked for, train, and exit with the status of the run."""
     if "--help" in arguments or "-h" in arguments:
         stdout().print(_help(command))
         return
     if importlib.util.find_spec("trl") is None:
         raise MissingExtraError("trl, to train", "no such package", "pip install 'klgrad[train]'")
     if "--help_all" in arguments or "--help-all" in arguments:
-        stdout().print(_help_all(command))
-        return
-    from ..training.run import run
-    from ..training.settings import launch, needs_launch, processes, read, settings_of
+        from ..training.settings import Parser
 
-    parsed = read(command, arguments)
-    if needs_launch(parsed):
-        launch(parsed, arguments)
-    settings = settings_of(parsed, processes(parsed) if parsed.run.dry_run else None)
+        stdout().print(Text(Parser(command).format_help()))
+        return
+    from ..integrations import lend
+    from ..training.run import run
+    from ..training.settings import LAUNCHED, described_processes, launch_command, parse
+    from ..trl import KLConfig
+
+    if words := launch_command(command, arguments):
+        os.environ[LAUNCHED] = "1"
+        os.execv(words[0], words)
+    planned = described_processes(command, arguments)
     try:
-        status = run(settings, stdout(), stderr())
+        with lend(KLConfig, world_size=planned) if planned else nullcontext():
+            status = run(parse(command, arguments), stdout(), stderr())
     except KeyboardInterrupt:  # before training has begun, when there is nothing to save
         status = INTERRUPTED
     if status:
@@ -163,67 +165,20 @@ def train_or_distill(command: str, arguments: list[str]) -> None:
 
 def _help(command: str) -> RenderableType:
     """The settings that matter most. Needs neither TRL nor torch."""
-    parts = [*_head(command), *(part for title, shown in rows(command) for part in _section(title, shown))]
+    text, *examples = USAGE[command]
+    parts: list[RenderableType] = [
+        Text(f"Usage: klgrad {command} [--config FILE.yaml] [--NAME VALUE]...\n", style="bold"),
+        Text(text),
+        *(Text(f"  {example}", style="dim") for example in examples),
+    ]
+    for title, shown in rows(command):
+        parts += ["", Text(title, style="bold"), text_table(shown)]
     notes = (
         "Defaults in brackets: with the embedded model. --dry-run describes the run.\n"
         "Every setting of TRL's GRPOConfig can be given: --help-all lists all, in full."
     )
     missing = "" if importlib.util.find_spec("trl") else "\nTRL is not installed: pip install 'klgrad[train]'"
     return Group(*parts, "", Text(f"{notes}{missing}"))
-
-
-def _help_all(command: str) -> RenderableType:
-    """Every setting with its full text, as TRL's parser has them."""
-    from ..models import EMBEDDED
-    from ..training.settings import Parser, preset_of
-
-    actions = {action.dest: action for action in Parser(command)._actions if action.dest != "help"}
-    model = EMBEDDED if command == "train" else "the teacher with two thirds of its layers"
-    defaults = {"output_dir": f"runs/{command}", "model_name_or_path": model, **preset_of(command, {})}
-    parts = _head(command)
-    for title, names in _sections(list(actions)).items():
-        parts += _section(title, [_row(actions[name], defaults) for name in names])
-    note = "Defaults in brackets are those for the embedded model; --dry-run describes the run that your settings give."
-    return Group(*parts, "", Text(note))
-
-
-def _head(command: str) -> list[RenderableType]:
-    text, *examples = USAGE[command]
-    return [
-        Text(f"Usage: klgrad {command} [--config FILE.yaml] [--NAME VALUE]...\n", style="bold"),
-        Text(text),
-        *(Text(f"  {example}", style="dim") for example in examples),
-    ]
-
-
-def _section(title: str, shown: list[tuple[str, str]]) -> list[RenderableType]:
-    return ["", Text(title, style="bold"), text_table(shown)]
-
-
-def _sections(known: list[str]) -> dict[str, list[str]]:
-    from ..training.settings import RunConfig
-    from ..trl import KLConfig
-
-    placed = {*COMMAND, *MODEL, *TRAINING}
-    sections = {
-        "The command": list(COMMAND),
-        "Data and evaluation": [name for name in RunConfig.__dataclass_fields__ if name not in placed],
-        "The model": list(MODEL),
-        "The KL": [name for name in KLConfig.__annotations__ if name in known and name not in placed],
-        "Training (settings of TRL)": list(TRAINING),
-    }
-    shown = {name for names in sections.values() for name in names}
-    return sections | {"All other settings of TRL and transformers": sorted(set(known) - shown)}
-
-
-def _row(action: argparse.Action, defaults: Json) -> tuple[str, str]:
-    """A setting's flag, and its text with choices and default."""
-    flag = min(action.option_strings, key=lambda s: ("-" in s.strip("-"), len(s)))
-    text = " ".join((action.help or "").split())
-    choices = f" One of {', '.join(map(str, action.choices))}." if action.choices else ""
-    default = defaults.get(action.dest, action.default)
-    shown = "" if default is None or default is False or default == argparse.SUPPRESS else f" [{default}]"
-    return flag, f"{text}{choices}{shown}"
 
 
 def command(context: typer.Context) -> None:

@@ -11,22 +11,9 @@ import torch
 from torch import Tensor
 
 from ..errors import RolloutError
+from .rollout import running_sum
 
 __all__ = ["future", "group_total", "leave_one_out", "to_go", "whole"]
-
-
-# Cumulative sums along completions, deterministic if torch is set to be.
-
-
-def running_sum(x: Tensor) -> Tensor:
-    """The cumulative sum x_1 + ... + x_t along the last dimension."""
-    if not torch.are_deterministic_algorithms_enabled():
-        return x.cumsum(-1)
-    span = 1  # CUDA has no deterministic cumsum; doubling spans takes log2(T) steps
-    while span < x.shape[-1]:
-        x = torch.cat([x[..., :span], x[..., span:] + x[..., :-span]], -1)
-        span *= 2
-    return x
 
 
 # Groups of completions by their labels.

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from ..errors import MeaningError, RolloutError
-from .credit import running_sum
-from .rollout import Rollout
+from .rollout import Rollout, running_sum
 
 # Bounds on importance ratios. They limit the variance of a weighted estimate and add bias.
 

@@ -233,3 +233,17 @@ def what_is_wrong(value: float, name: str, place: str, *, is_kl: bool = False) -
         remedy = "pass log-softmax outputs; a positive value is a logit, a probability or a sum over tokens"
     expected = f"`{name}` finite and {'>= 0' if is_kl else '<= 0'} at every live token"
     return expected, f"{value:g} at {place}", remedy
+
+
+# Cumulative sums along completions, deterministic if torch is set to be.
+
+
+def running_sum(x: Tensor) -> Tensor:
+    """The cumulative sum x_1 + ... + x_t along the last dimension."""
+    if not torch.are_deterministic_algorithms_enabled():
+        return x.cumsum(-1)
+    span = 1  # CUDA has no deterministic cumsum; doubling spans takes log2(T) steps
+    while span < x.shape[-1]:
+        x = torch.cat([x[..., :span], x[..., span:] + x[..., :-span]], -1)
+        span *= 2
+    return x

@@ -21,7 +21,7 @@ from . import (
     tunix,
     verl,
 )
-from .framework import Default as Default, Framework as Framework
+from .framework import Default as Default, Framework as Framework, advice
 from .record import Recorded as Recorded, recorded as recorded
 
 _ALL = (
@@ -36,8 +36,7 @@ FRAMEWORKS = {framework.name: framework for framework in _ALL}
 DEFAULTS = {name: framework.default for name, framework in FRAMEWORKS.items()}
 """What each framework descends with its default settings, with the KL switched on where it is off by default."""
 
-SETTINGS = {name: framework.settings for name, framework in FRAMEWORKS.items() if framework.settings}
-HOMES = {name: framework.home for name, framework in FRAMEWORKS.items() if framework.home}
+SETTINGS, HOMES = advice()
 _READERS = {name: framework.reader for name, framework in FRAMEWORKS.items() if framework.reader}
 # The first reader that knows a setting takes the file, and flags of old releases of OpenRLHF are slime's too.
 READERS = dict(sorted(_READERS.items(), key=lambda pair: not pair[1].source))

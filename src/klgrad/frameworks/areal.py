@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from .formulae import OVER_TOKENS, AsLoss, InReward, part_of, ratio_of
 from .framework import Default, Framework
-from .harness import instead, load_all, subject
-from .run_settings import KLPart, Reader, Run, RunDraft, Why
+from .harness import instead, load, subject
+from .run_settings import EARLIER, SEVERAL, KLPart, Reader, Run, Why
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -114,7 +114,7 @@ def _config(**settings: object) -> object:
 @cache
 def modules() -> dict[str, ModuleType]:
     """The loaded files by name."""
-    return load_all("areal", FILES, stand_ins=STAND_INS, replaced=("areal",))
+    return load("areal", *FILES, stand_ins=STAND_INS, replaced=("areal",))
 
 
 # `actor`, `ref` and `teacher` of its configurations of GRPO, PPO and distillation.
@@ -147,7 +147,6 @@ HARMLESS = (
     "sglang.",
 )
 LEVELS = ("", "batch", "group")
-ENGINE = "AReaL samples with an inference engine, whose log-probs differ from those of the trainer"
 NO_REFERENCE = (
     "There is no ref: with kl_ctl > 0 AReaL takes 0 for its log-probs, and rewards -kl_ctl log π of every token, "
     "which is an entropy bonus."
@@ -165,59 +164,53 @@ def read_config(given: dict[str, Any], _: str | None = None) -> Run:
     has_norm = any(name.startswith(f"{ACTOR}adv_norm.") for name in given)
     level = given.get(f"{ACTOR}adv_norm.std_level", "batch" if has_norm else "")
     plain = {**given, f"{ACTOR}adv_norm.std_level": "" if level in (None, "null") else level}
-    draft = RunDraft("areal", plain, KNOWN, ACTOR, TEACHER)
-    draft.named = tuple(name for name in draft.named if name in given)
+    run = Run("areal", plain, KNOWN, ACTOR, TEACHER)
+    run.given = [name for name in run.given if name in given]
     has_ref, has_teacher = (any(name.startswith(section) for name in given) for section in ("ref.", TEACHER))
     target: Verdict | None = "reverse-kl-token" if has_teacher else "reverse-kl-sequence"
-    if draft["kl_ctl"] and has_ref:
-        draft.parts, target = [_read_reward(draft)], "reverse-kl-sequence"
-    elif draft["kl_ctl"]:
+    if run["kl_ctl"] and has_ref:
+        run.parts, target = [_read_reward(run)], "reverse-kl-sequence"
+    elif run["kl_ctl"]:
         target = target if has_teacher else None
-        draft.notes.append(NO_REFERENCE)
-        draft.change("kl_ctl", 0.0, "without a ref it is an entropy bonus; or add a ref section")
+        run.notes.append(NO_REFERENCE)
+        run.change("kl_ctl", 0.0, "without a ref it is an entropy bonus; or add a ref section")
     elif not has_teacher:
-        draft.change("kl_ctl", 0.1, "at 0 no reference is loaded, and there is no KL")
-    if has_teacher and draft["distill_loss_weight"]:
-        draft.parts.append(_read_teacher(draft))
-        if not draft["rl_loss_weight"] and draft["kl_ctl"] and f"{ACTOR}kl_ctl" in given:
-            draft.unread[f"{ACTOR}kl_ctl"] = "rl_loss_weight=0 replaces the loss that has its advantages"
-    draft.notes += [Why.TWO_REFERENCES] * (len(draft.parts) > 1)
-    return draft.run("PPOActor", _stale(draft), target)
+        run.change("kl_ctl", 0.1, "at 0 no reference is loaded, and there is no KL")
+    if has_teacher and run["distill_loss_weight"]:
+        run.parts.append(_read_teacher(run))
+        if not run["rl_loss_weight"] and run["kl_ctl"] and f"{ACTOR}kl_ctl" in given:
+            run.unread[f"{ACTOR}kl_ctl"] = "rl_loss_weight=0 replaces the loss that has its advantages"
+    run.notes += [Why.TWO_REFERENCES] * (len(run.parts) > 1)
+    run.is_stale_by("ppo_n_minibatches", SEVERAL, least=2)
+    run.is_stale_by("rollout.max_head_offpolicyness", EARLIER)
+    run.is_sampled_by("an inference engine")
+    return run.of("PPOActor", target)
 
 
-def _read_reward(draft: RunDraft) -> KLPart:
-    kind = draft.one_of("kl_estimator", ("k1", "k2", "k3"))
-    level = draft.one_of("adv_norm.std_level", LEVELS)
-    draft.one_of("gae_timestep_unit", ("token",))
-    draft.change("kl_estimator", "k1", Why.ONLY_K1)
+def _read_reward(run: Run) -> KLPart:
+    kind = run.one_of("kl_estimator", ("k1", "k2", "k3"))
+    level = run.one_of("adv_norm.std_level", LEVELS)
+    run.one_of("gae_timestep_unit", ("token",))
+    run.change("kl_estimator", "k1", Why.ONLY_K1)
     if level:
-        draft.change("adv_norm.std_level", None, Why.BATCH_STD if level == "batch" else Why.GROUP_STD)
-    discount = draft["discount"] * draft["gae_lambda"]
+        run.change("adv_norm.std_level", None, Why.BATCH_STD if level == "batch" else Why.GROUP_STD)
+    discount = run["discount"] * run["gae_lambda"]
     for name in ("discount", "gae_lambda") if discount != 1 else ():
-        draft.change(name, 1.0, "the KL of later tokens is discounted")
+        run.change(name, 1.0, "the KL of later tokens is discounted")
     form = InReward(kind, discount=discount, clamp=10.0, whitened=level == "batch")
     caveat = "Audited with a critic that is 0."
     caveat += " Its division by the group's standard deviation is left out." * (level == "group")
     name = f"actor.kl_estimator={kind} discount={discount:g} adv_norm.std_level={level or 'null'}"
-    return part_of("areal", name, form, OVER_TOKENS, draft["kl_ctl"], caveat)
+    return part_of("areal", name, form, OVER_TOKENS, run["kl_ctl"], caveat)
 
 
-def _read_teacher(draft: RunDraft) -> KLPart:
-    beta, caveat = draft["distill_loss_weight"], "ref is the teacher here."
-    if draft["rl_loss_weight"] == 0:
+def _read_teacher(run: Run) -> KLPart:
+    beta, caveat = run["distill_loss_weight"], "ref is the teacher here."
+    if run["rl_loss_weight"] == 0:
         return part_of("areal", "teacher.rl_loss_weight=0", _to_teacher, OVER_TOKENS, beta, caveat)
     why = f"{JOINT}. At 0 the loss is distillation alone, with the right gradient; a mix of both has no setting"
-    draft.change("rl_loss_weight", 0.0, why)
+    run.change("rl_loss_weight", 0.0, why)
     return part_of("areal", "teacher.rl_loss_weight>0", AsLoss("k1"), OVER_TOKENS, beta, caveat)
-
-
-def _stale(draft: RunDraft) -> dict[str, bool]:
-    several, lag = draft["ppo_n_minibatches"], draft["rollout.max_head_offpolicyness"]
-    return {
-        f"ppo_n_minibatches={several}: several updates use a batch": several > 1,
-        f"max_head_offpolicyness={lag}: completions of earlier policies are trained on": lag != 0,
-        ENGINE: True,
-    }
 
 
 FRAMEWORK = Framework(

@@ -22,8 +22,8 @@ from ..errors import RunFileError
 from . import trl
 from .formulae import OVER_COMPLETIONS, OVER_TOKENS, SUM, AsLoss, part_of
 from .framework import Default, Framework
-from .harness import bare, load_all, subject
-from .run_settings import Change, Reader, Run, RunDraft, Why, one_of
+from .harness import bare, load, subject
+from .run_settings import EARLIER, Change, Reader, Run, Why, one_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -111,7 +111,7 @@ def kd_loss(logits: Tensor, teacher_logits: Tensor, beta: float, *, k: int | Non
 def modules() -> dict[str, ModuleType]:
     """The asynchronous trainer, and the losses of distillation with the file that they import."""
     names = ("core.trainers.grpo.async_trainer", "integrations.kd.utils", "integrations.kd.kernels.liger")
-    return load_all("axolotl", (f"axolotl.{name}" for name in names), replaced=REPLACED)
+    return load("axolotl", *(f"axolotl.{name}" for name in names), replaced=REPLACED)
 
 
 # `rl: grpo` and `trl` of its configurations. The synchronous trainer is TRL's; the asynchronous one has its own loss.
@@ -158,55 +158,55 @@ LOSES_RATIO = "its default is false in the asynchronous trainer, where TRL's is 
 
 def read_config(given: dict[str, Any], _: str | None = None) -> Run:
     """Read the configuration, with the defaults of Axolotl, and of TRL where Axolotl passes nothing on."""
-    draft = RunDraft("axolotl", given, KNOWN, TRL)
-    if not draft["rl"]:
+    run = Run("axolotl", given, KNOWN, TRL)
+    if not run["rl"]:
         raise RunFileError("rl: grpo", "a configuration without rl", "give the file of an RL run")
-    draft.one_of("rl", ALGORITHMS)
-    beta = draft["rl_beta"] if draft["beta"] is None else draft["beta"]
-    if draft["rl_beta"] is not None and draft["beta"] is not None:
-        draft.unread["rl_beta"] = "trl.beta is set, and comes first"
-    draft.settings[f"{TRL}beta"] = 0.0 if beta is None else float(beta)
-    draft.notes += [MOVES] * draft["sync_ref_model"]
-    return _read_async(draft) if draft["async_prefetch"] or draft["use_data_producer"] else _read_sync(draft)
+    run.one_of("rl", ALGORITHMS)
+    beta = run["rl_beta"] if run["beta"] is None else run["beta"]
+    if run["rl_beta"] is not None and run["beta"] is not None:
+        run.unread["rl_beta"] = "trl.beta is set, and comes first"
+    run.settings[f"{TRL}beta"] = 0.0 if beta is None else float(beta)
+    run.notes += [MOVES] * run["sync_ref_model"]
+    return _read_async(run) if run["async_prefetch"] or run["use_data_producer"] else _read_sync(run)
 
 
-def _read_sync(draft: RunDraft) -> Run:
+def _read_sync(run: Run) -> Run:
     """By the reader of TRL."""
-    if draft["use_liger_loss"]:
+    if run["use_liger_loss"]:
         raise RunFileError("a loss of TRL", "use_liger_loss: true", "its loss is not read here; see klgrad audit liger")
-    passed = {name: draft[name] for name in (*PASSED, "beta") if draft[name] is not None}
-    passed |= {x: draft[x] for x in ("gradient_accumulation_steps",) if x in draft.given}
-    run = trl.read_config(passed, "grpo")
-    changes = tuple(replace(change, name=f"{TRL}{change.name}") for change in run.changes)
-    shown = draft.settings | {f"{TRL}{x}": run.settings[x] for x in PASSED if x in run.settings}
-    return replace(
-        run, framework="axolotl", trainer="TRL's GRPOTrainer", settings=shown, given=draft.named,
-        changes=changes, unread=draft.unread, notes=(*draft.notes, *run.notes, OF_TRL),
-    )  # fmt: skip
+    passed = {name: run[name] for name in (*PASSED, "beta") if run[name] is not None}
+    passed |= {x: run[x] for x in ("gradient_accumulation_steps",) if x in run.values}
+    of_trl = trl.read_config(passed, "grpo")
+    run.settings |= {f"{TRL}{x}": of_trl.settings[x] for x in PASSED}
+    run.changes = [replace(change, name=f"{TRL}{change.name}") for change in of_trl.changes]
+    run.notes += [*of_trl.notes, OF_TRL]
+    run.parts = of_trl.parts
+    run.stale = of_trl.stale
+    return run.of("TRL's GRPOTrainer", of_trl.target)
 
 
 OF_TRL = "The loss is TRL's: audited with the TRL that is installed here. Axolotl 0.21 pins TRL 1.14.1."
 
 
-def _read_async(draft: RunDraft) -> Run:
+def _read_async(run: Run) -> Run:
     """Its own loss: k3, times the ratio if `use_bias_correction_kl` is set."""
-    kind = one_of(f"{TRL}loss_type", draft["loss_type"] or "dapo", tuple(REDUCTIONS))
-    level = draft["importance_sampling_level"] or "token"
-    corrected, beta = bool(draft["use_bias_correction_kl"]), draft["beta"]
-    draft.switch_on("beta", 0.04, "at 0 no reference is loaded, and there is no KL")
+    kind = one_of(f"{TRL}loss_type", run["loss_type"] or "dapo", tuple(REDUCTIONS))
+    level = run["importance_sampling_level"] or "token"
+    corrected, beta = bool(run["use_bias_correction_kl"]), run["beta"]
+    run.switch_on("beta", 0.04, "at 0 no reference is loaded, and there is no KL")
     if not corrected:
-        draft.changes.append(Change(f"{TRL}use_bias_correction_kl", True, False, LOSES_RATIO))
+        run.changes.append(Change(f"{TRL}use_bias_correction_kl", True, False, LOSES_RATIO))
     if level != "token":  # None is TRL's default
         why = "a ratio of the completion on the KL of a token belongs to no divergence"
-        draft.change("importance_sampling_level", "token", why)
+        run.change("importance_sampling_level", "token", why)
     if REDUCTIONS[kind] == OVER_COMPLETIONS:
-        draft.change("loss_type", "dapo", Why.LENGTH)
+        run.change("loss_type", "dapo", Why.LENGTH)
     name = f"async loss_type={kind} use_bias_correction_kl={corrected}"
     caveat = "Audited with the ratio of the token." if level != "token" and corrected else ""
-    draft.parts = [part_of("axolotl", name, AsLoss("k3", ratio=corrected), REDUCTIONS[kind], beta, caveat)]
-    draft.notes += [SKIPS] * bool(draft["skip_zero_advantage_batches"] and beta)
-    stale = {"async_prefetch=true: completions of earlier policies are trained on": draft["async_prefetch"]}
-    return draft.run("its asynchronous GRPO trainer", stale, "reverse-kl-token")
+    run.parts = [part_of("axolotl", name, AsLoss("k3", ratio=corrected), REDUCTIONS[kind], beta, caveat)]
+    run.notes += [SKIPS] * bool(run["skip_zero_advantage_batches"] and beta)
+    run.is_stale_by("async_prefetch", EARLIER)
+    return run.of("its asynchronous GRPO trainer", "reverse-kl-token")
 
 
 FRAMEWORK = Framework(

@@ -74,14 +74,6 @@ class BatchSizes:
     width: float | None = None
 
 
-OPTIONS = {
-    "length": "--length, the mean length of completions",
-    "completions": "--completions, the number of completions in a batch",
-    "group": "--group, the number of completions to a prompt",
-    "width": "--width, the fixed length that is divided by",
-}
-
-
 def _powers(pull: Pull) -> dict[str, int]:
     """The total weight that the tokens of a batch have, as powers of its sizes."""
     by_length = {"sum": {"length": 1}, "fixed-length": {"length": 1, "width": -1}}.get(pull.unit, {})
@@ -119,7 +111,7 @@ def factor_of(first: Pull, second: Pull, batch: BatchSizes) -> float:
     means = (_own_mean(first), _own_mean(second))
     needed = [name for name, power in powers.items() if power]
     needed += [name for name in means if name and means[0] != means[1]]
-    missing = [OPTIONS[name] for name in dict.fromkeys(needed) if getattr(batch, name) is None]
+    missing = [f"--{name}" for name in dict.fromkeys(needed) if getattr(batch, name) is None]
     if missing:
         raise MeaningError(
             "the sizes in which the two units differ", f"none for {' and '.join(missing)}", "give them as options"

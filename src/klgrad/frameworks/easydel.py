@@ -129,15 +129,15 @@ def _ppo_trainer(arguments: SimpleNamespace, x: dict[str, Any]) -> Any:
     )
 
 
-def _loaded(file: str) -> ModuleType:
-    package = f"easydel.trainers.{file.partition('/')[0]}"
-    return load("easydel", file, stand_ins=STAND_INS, replaced=("easydel",), package=package)
+def _loaded(folder: str, file: str) -> ModuleType:
+    name = f"easydel.trainers.{folder}.{file}"
+    return load("easydel", name, stand_ins=STAND_INS, replaced=("easydel",))[file]
 
 
 @cache
 def _file(folder: str) -> ModuleType:
     """The functions of one trainer; what they use of a sharded model does nothing."""
-    module = _loaded(f"{folder}/_fn.py")
+    module = _loaded(folder, "_fn")
     vars(module).update(
         with_sharding_constraint=lambda arr, sharding: arr,
         make_assertions_and_get_sizes=lambda **_: (None, None, None),
@@ -151,7 +151,7 @@ def _file(folder: str) -> ModuleType:
 @cache
 def _trainer_file() -> ModuleType:
     """The trainer of PPO, which JAX can compile: it takes numbers out of its arrays for its metrics."""
-    module = _loaded("proximal_policy_optimization_trainer/ppo_trainer.py")
+    module = _loaded("proximal_policy_optimization_trainer", "ppo_trainer")
     vars(module).update(float=lambda x: x, capture_time=lambda: nullcontext(lambda: 0.0))
     return module
 

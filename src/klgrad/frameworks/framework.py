@@ -3,19 +3,24 @@
 Nothing here needs torch.
 """
 
+import tomllib
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from importlib.resources import files
 from typing import TYPE_CHECKING, Literal
 
 from ..errors import NotAuditableError
 from ..targets import Descends, Verdict
+from .record import recorded
 from .run_settings import Reader
 
 if TYPE_CHECKING:
     from ..audit import Subject
 
-# What a framework is advised to write for a given KL: settings, and code where no setting has that meaning.
+# What a framework is advised to write for a given KL: settings, and code where no setting has that meaning. The texts
+# are in `advice.toml`. The code is complete but for the names that its place has already; tests run it, in the
+# framework's own environment where it calls the framework.
 
 Meaning = tuple[Literal["reverse", "forward"], Literal["token", "sequence"]]
 """The divergence and the level of a `KLTerm`."""
@@ -36,41 +41,34 @@ class SettingLines:
     Attributes:
         lines: the lines as a user writes them.
         subject: the name of the audited loss with these settings.
-        descends: on-policy and off-policy, as the audit finds.
         note: further information.
         policy_loss: what the lines do to the policy loss beside the KL.
     """
 
     lines: str
     subject: str
-    descends: Descends
     note: str = ""
     policy_loss: str = ""
 
-
-DR_GRPO = (
-    "dr_grpo divides the policy loss and the KL alike by rows x max_completion_length, where dapo, the default, "
-    "divides by the tokens of the batch: gradients are smaller by mean length / max_completion_length, and β keeps "
-    "its meaning."
-)
-"""Of TRL and of Liger, which has the same loss types."""
+    @property
+    def descends(self) -> Descends:
+        """On-policy and off-policy, by the recorded audit."""
+        known = recorded(self.subject.split()[0])
+        assert known is not None, self.subject
+        fresh, stale, _ = known.verdicts[self.subject]
+        return Descends(fresh, stale)  # pyright: ignore[reportArgumentType]
 
 
 def expresses(setting: SettingLines, meaning: Meaning, off_policy: bool) -> bool:
     """Whether the setting has this meaning on all problems, on-policy or off-policy."""
-    return (setting.descends.off_policy if off_policy else setting.descends.on_policy) == TARGET_OF[meaning]
+    return setting.descends[off_policy] == TARGET_OF[meaning]
 
-
-# A `KLTerm` in a framework: code, the place where it goes, and where the framework keeps the tensors.
-#
-# The code is complete but for the names that the place has already. Tests run it, in the framework's own environment
-# where it calls the framework.
 
 IN_PLACE = """\
-from klgrad import {names}
+from klgrad import {{names}}
 
-term = {term}
-kl = term(Rollout({logp}, {ref_logp}, {mask}{behavior}))
+term = {{term}}
+kl = term(Rollout({logp}, {ref_logp}, {mask}{{behavior}}))
 {result}\
 """
 
@@ -81,10 +79,10 @@ class Home:
 
     Attributes:
         place: the place, after "in".
-        code: the lines, with the term to be filled in.
         scope: the function in which the tensors have these names.
         tensors: where `logp`, `ref_logp`, `mask` and `behavior_logp` are.
         note: what else has to be set, and what the lines do.
+        code: the lines, with the term to be filled in.
         sampler: the sampler's log-probs in the code, if `tensors` has more than their name.
 
     Example:
@@ -98,10 +96,10 @@ class Home:
     """
 
     place: str
-    code: str
     scope: str
     tensors: dict[str, str]
     note: str
+    code: str
     sampler: str = ""
 
     def lines(self, meaning: Meaning, off_policy: bool) -> str:
@@ -135,10 +133,22 @@ def term_of(meaning: Meaning, off_policy: bool) -> str:
     return f"KLTerm({', '.join(choices)})"
 
 
-def in_place(result: str, tensors: dict[str, str]) -> str:
-    """The template of code that stands among a framework's own lines."""
-    names = {role: tensors[role] for role in ("logp", "ref_logp", "mask")}
-    return IN_PLACE.format(**names, result=result, names="{names}", term="{term}", behavior="{behavior}")
+def advice() -> tuple[dict[str, dict[Meaning, SettingLines]], dict[str, Home]]:
+    """The settings by meaning and the homes, by framework."""
+    told = tomllib.loads((files("klgrad.frameworks") / "advice.toml").read_text(encoding="utf-8"))
+    settings: dict[str, dict[Meaning, SettingLines]] = {}
+    homes: dict[str, Home] = {}
+    for name, known in told.items():
+        home, shared = known["home"], {"policy_loss": known.get("policy_loss", "")}
+        if result := home.pop("result", None):
+            home["code"] = IN_PLACE.format(**home["tensors"], result=result)
+        homes[name] = Home(**home)
+        settings[name] = {
+            meaning: SettingLines(**shared | known[meaning[0]][meaning[1]])
+            for meaning in TARGET_OF
+            if meaning[1] in known.get(meaning[0], {})
+        }
+    return settings, homes
 
 
 # A framework.
@@ -168,8 +178,6 @@ class Framework:
         losses: makes every setting that affects the KL, as a loss to audit.
         default: its default settings.
         whole_losses: makes its policy losses; None if there are none yet.
-        settings: the settings for each divergence and level, where one has that meaning; empty without advice.
-        home: where a term of one's own goes; None without advice.
         reader: how the files of its runs are read; None if they are not.
         files: those of its source with its formulae and their defaults, if they are transcribed; empty where its own
             code is audited.
@@ -182,8 +190,6 @@ class Framework:
     losses: "Callable[[], Iterable[Subject]]"
     default: Default
     whole_losses: "Callable[[], list[Subject]] | None" = None
-    settings: dict[Meaning, SettingLines] = field(default_factory=dict)
-    home: Home | None = None
     reader: Reader | None = None
     files: tuple[str, ...] = ()
     caveats: tuple[str, ...] = ()

@@ -13,9 +13,8 @@ from itertools import product
 from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from ..targets import Descends
-from .framework import DR_GRPO, Default, Framework, Home, SettingLines, in_place
-from .harness import bare, instead, load, load_all, named, of_arrays, subject
+from .framework import Default, Framework
+from .harness import bare, instead, load, named, of_arrays, subject
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,10 +29,11 @@ IGNORED = -100
 
 
 @cache
-def file_of(distribution: str, path: str) -> ModuleType:
+def file_of(distribution: str, name: str) -> ModuleType:
     """A file of a package, without the rest of it."""
-    own, package = path.partition("/")[0], path.rpartition("/")[0].replace("/", ".")
-    return load(distribution, path, stand_ins=STAND_INS, replaced=(own, "transformers", "ray"), package=package)
+    replaced = (name.partition(".")[0], "transformers", "ray")
+    (module,) = load(distribution, name, stand_ins=STAND_INS, replaced=replaced).values()
+    return module
 
 
 # Unsloth: `grpo_compute_loss`, the loss of its GRPO trainer, which it generates from TRL's.
@@ -49,7 +49,7 @@ def _unsloth() -> list[Subject]:
 
 
 def _of_unsloth(kind: str, level: str, correction: bool) -> Subject:
-    loss_fn = file_of("unsloth_zoo", "unsloth_zoo/rl_replacements.py").grpo_compute_loss
+    loss_fn = file_of("unsloth_zoo", "unsloth_zoo.rl_replacements").grpo_compute_loss
     settings = {"loss_type": kind, "importance_sampling_level": level, "use_bias_correction_kl": correction}
 
     def loss(batch: Batch) -> Tensor:
@@ -117,7 +117,7 @@ def _of_trinity(kind: str, reduction: str) -> Subject:
 def trinity_functions() -> ModuleType:
     """The file with the classes of the registry."""
     names = ("trinity.algorithm.utils", "trinity.algorithm.kl_fn.kl_fn")
-    return load_all("trinity-rft", names, replaced=("trinity", "transformers", "ray"))["kl_fn"]
+    return load("trinity-rft", *names, replaced=("trinity", "transformers", "ray"))["kl_fn"]
 
 
 TRINITY = Framework(
@@ -141,9 +141,9 @@ def _cosmos_rl() -> list[Subject]:
 
 def _of_cosmos_rl(kind: str, unbiased: bool) -> Subject:
     settings = {"type": "grpo", "loss_type": kind, "unbiased_kl_estimate": unbiased, "kl_beta": 1.0}
-    policy = file_of("cosmos-rl", "cosmos_rl/policy/config/__init__.py").GrpoConfig(**settings)
+    policy = file_of("cosmos-rl", "cosmos_rl.policy.config.__init__").GrpoConfig(**settings)
     config = SimpleNamespace(train=SimpleNamespace(train_policy=policy))
-    compute = file_of("cosmos-rl", "cosmos_rl/policy/trainer/llm_trainer/grpo_trainer.py").compute_loss
+    compute = file_of("cosmos-rl", "cosmos_rl.policy.trainer.llm_trainer.grpo_trainer").compute_loss
 
     def loss(batch: Batch) -> Tensor:
         from torch.nn.functional import pad
@@ -175,7 +175,7 @@ COSMOS_RL = Framework(
 # of π or of another sampler.
 
 ASFT = "llamafactory use_asft_loss asft_alpha"
-ASFT_FILE = "llamafactory/train/trainer_utils.py"
+ASFT_FILE = "llamafactory.train.trainer_utils"
 
 
 def _llamafactory() -> list[Subject]:
@@ -210,7 +210,7 @@ def _art() -> list[Subject]:
 
 def _of_art(source: str, ppo: bool, reduction: str) -> Subject:
     config = {"kl_penalty_source": source, "ppo": ppo}
-    file = file_of("openpipe-art", "art/loss.py")
+    file = file_of("openpipe-art", "art.loss")
 
     def loss(batch: Batch) -> Tensor:
         inputs = file.AlignedLossInputs(
@@ -268,9 +268,6 @@ def _liger() -> list[Subject]:
     return [of_settings(*x) for x in product(("dapo", "grpo", "dr_grpo"), ("token", "sequence"), (False, True))]
 
 
-OWN_LOOP = {name: name for name in ("logp", "ref_logp", "mask", "behavior_logp")}
-
-
 LIGER = Framework(
     "liger",
     "liger-kernel",
@@ -279,30 +276,6 @@ LIGER = Framework(
     Default(
         "beta=0.04, k3 without bias correction",
         "liger grpo loss_type=dapo importance_sampling_level=token use_bias_correction_kl=False",
-    ),
-    settings={
-        ("reverse", "token"): SettingLines(
-            "from liger_kernel.chunked_loss import LigerFusedLinearGRPOLoss\n\n"
-            'loss = LigerFusedLinearGRPOLoss(beta=0.04, loss_type="dr_grpo", max_completion_length=1024, '
-            "use_bias_correction_kl=True)",
-            "liger grpo loss_type=dr_grpo importance_sampling_level=token use_bias_correction_kl=True",
-            Descends("reverse-kl-token", "reverse-kl-token-sampler"),
-            policy_loss=DR_GRPO,
-        ),
-        ("forward", "token"): SettingLines(
-            "from liger_kernel.chunked_loss import LigerFusedLinearGRPOLoss\n\n"
-            'loss = LigerFusedLinearGRPOLoss(beta=0.04, loss_type="dr_grpo", max_completion_length=1024)',
-            "liger grpo loss_type=dr_grpo importance_sampling_level=token use_bias_correction_kl=False",
-            Descends("forward-kl-token", "k3-token"),
-            policy_loss=DR_GRPO,
-        ),
-    },
-    home=Home(
-        "the loss of your own loop: Liger's fused loss has no place for a term",
-        in_place("loss = loss + beta * kl.loss", OWN_LOOP),
-        "your loop",
-        OWN_LOOP,
-        "All are (B, T), and mask is 1 at the tokens of the completion. Call LigerFusedLinearGRPOLoss with beta=0.",
     ),
 )
 
@@ -367,7 +340,7 @@ class _Data(dict[str, Any]):
 @cache
 def _torchrl_files() -> dict[str, ModuleType]:
     names = (f"torchrl.objectives.llm.{name}" for name in ("grpo", "distillation"))
-    modules = load_all("torchrl", names, replaced=("torchrl",))
+    modules = load("torchrl", *names, replaced=("torchrl",))
     vars(modules["distillation"]).update(_runtime_device=lambda *_, **__: None)
     return modules
 
@@ -459,7 +432,7 @@ def _twinkle_files() -> dict[str, ModuleType]:
     data_format = ModuleType("twinkle.data_format")
     vars(data_format).update(LossOutput=SimpleNamespace)  # a TypedDict, whose items the trainer reads
     names = ("twinkle.loss.grpo", "twinkle.loss.gkd", "twinkle.advantage.gae")
-    return load_all("twinkle-kit", names, replaced=("twinkle",), loaded={"twinkle.data_format": data_format})
+    return load("twinkle-kit", *names, replaced=("twinkle",), loaded={"twinkle.data_format": data_format})
 
 
 TWINKLE = Framework(
@@ -488,7 +461,7 @@ def _mlx_lm_lora() -> list[Subject]:
 
 
 def _mlx_grpo(reduction: str) -> Subject:
-    objective = file_of("mlx-lm-lora", "mlx_lm_lora/trainer/grpo_trainer.py")._grpo_objective
+    objective = file_of("mlx-lm-lora", "mlx_lm_lora.trainer.grpo_trainer")._grpo_objective
 
     def loss(x: dict[str, Any]) -> Any:
         width = x["mask"].shape[1]
@@ -501,7 +474,7 @@ def _mlx_grpo(reduction: str) -> Subject:
 
 
 def _reinforce(*, reference: bool) -> Subject:
-    file = file_of("mlx-lm-lora", "mlx_lm_lora/trainer/rlhf_reinforce_trainer.py")
+    file = file_of("mlx-lm-lora", "mlx_lm_lora.trainer.rlhf_reinforce_trainer")
 
     def loss(x: dict[str, Any]) -> Any:
         import mlx.core as mx  # pyright: ignore[reportMissingImports]
@@ -520,7 +493,7 @@ def _mlx_tune() -> list[Subject]:
         import mlx.core as mx  # pyright: ignore[reportMissingImports]
 
         rows = iter(mx.where(x["mask"], x["logp"], 0))
-        losses = file_of("mlx-tune", "mlx_tune/losses.py")
+        losses = file_of("mlx-tune", "mlx_tune.losses")
         vars(losses)["generate_with_log_probs"] = lambda *_, **__: (mx.array([0, 0]), next(rows))
         rewards = iter(x["rewards"])
         return losses.grpo_loss(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
 from functools import cache
@@ -103,60 +103,42 @@ def path_of(distribution: str, ending: str) -> Path:
 
 def load(
     distribution: str,
-    ending: str,
-    *,
+    *names: str,
     stand_ins: tuple[str, ...] = (),
     replaced: tuple[str, ...] = (),
-    package: str | None = None,
-    loaded: dict[str, ModuleType] | None = None,
-) -> ModuleType:
-    """Run a file as a module, with stand-ins for imports that are not available.
+    loaded: Mapping[str, ModuleType] | None = None,
+) -> dict[str, ModuleType]:
+    """Run files of a package as modules, with stand-ins for imports that are not available.
 
     Args:
         distribution: the installed package.
-        ending: the end of the path of the file.
+        names: the files as modules, in order; each can import those before it. A name `a.b` is the file a/b.py, and
+            `a.b:c/d` another one.
         stand_ins: modules to replace, together with their submodules: a package (`ray`) only where it is not
             installed, a part of a package (`skyrl.train`) always.
         replaced: packages to replace even where they are installed: those that take long to import, and those that
-            the file would change (ms-swift deletes methods of TRL's trainer).
-        package: the package for relative imports of the file.
-        loaded: files of the same package that are loaded already, by the names that this file imports.
+            the files would change (ms-swift deletes methods of TRL's trainer).
+        loaded: files of the same package that are loaded already, by the names that these files import.
 
     Returns:
-        The module, which is not kept in `sys.modules`.
+        The modules by the last part of their names; of two with the same, the first one. They are not kept in
+        `sys.modules`.
     """
-    path = path_of(distribution, ending)
-    name = f"klgrad_loaded_{path.stem}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None, path
-    assert spec.loader is not None, path
-    module = importlib.util.module_from_spec(spec)
-    if package is not None:
-        module.__package__ = package
-    # A dataclass looks up its module while its class is created.
-    with standing_in(stand_ins, (loaded or {}) | {name: module}, replaced):
-        spec.loader.exec_module(module)
-    return module
-
-
-def load_all(distribution: str, names: Iterable[str], **how: Any) -> dict[str, ModuleType]:
-    """Run files of a package as `load` does with `how`; each can import those before it, and those in `loaded`.
-
-    Args:
-        distribution: the installed package.
-        names: the files as modules, in order. A name `a.b` is the file a/b.py, and `a.b:c/d` another one.
-        how: further arguments of `load`.
-
-    Returns:
-        The modules by the last part of their names; of two with the same, the first one.
-    """
-    loaded: dict[str, ModuleType] = how.pop("loaded", {}).copy()
-    modules: dict[str, ModuleType] = {}
+    known, modules = dict(loaded or {}), dict[str, ModuleType]()
     for entry in names:
-        name, _, path = entry.partition(":")
-        package = {"package": name.rpartition(".")[0], **how}
-        loaded[name] = load(distribution, f"{path or name.replace('.', '/')}.py", loaded=loaded, **package)
-        modules.setdefault(name.rpartition(".")[2], loaded[name])
+        name, _, file = entry.partition(":")
+        path = path_of(distribution, f"{file or name.replace('.', '/')}.py")
+        own_name = f"klgrad_loaded_{path.stem}"
+        spec = importlib.util.spec_from_file_location(own_name, path)
+        assert spec is not None, path
+        assert spec.loader is not None, path
+        module = importlib.util.module_from_spec(spec)
+        module.__package__, module.__spec__ = name.rpartition(".")[0], None  # a spec would name another package
+        # A dataclass looks up its module while its class is created.
+        with standing_in(stand_ins, known | {own_name: module}, replaced):
+            spec.loader.exec_module(module)
+        known[name] = module
+        modules.setdefault(name.rpartition(".")[2], module)
     return modules
 
 

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 from ..errors import RunFileError
 from .formulae import OVER_COMPLETIONS, OVER_TOKENS, SUM, AsLoss, InReward, InScore, part_of
 from .framework import Default, Framework
-from .harness import bare, instead, load_all, subject
-from .run_settings import Change, KLPart, Reader, Run, RunDraft, Why
+from .harness import bare, instead, load, subject
+from .run_settings import SEVERAL, Change, KLPart, Reader, Run, Why
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -132,7 +132,7 @@ def _trainer(loss_type: str, *, mode: str | None = None, kl_in_reward: bool = Fa
 
 @cache
 def _modules() -> dict[str, ModuleType]:
-    return load_all("ms-swift", ("swift.rl_core.advantage", "swift.rlhf_trainers.grpo_trainer"), replaced=REPLACED)
+    return load("ms-swift", "swift.rl_core.advantage", "swift.rlhf_trainers.grpo_trainer", replaced=REPLACED)
 
 
 # The flags of `swift rlhf --rlhf_type grpo` and `megatron rlhf`.
@@ -165,58 +165,50 @@ IN_REWARD = "k3 as a loss is cut off and descends the forward KL; in the reward 
 
 def read_config(given: dict[str, Any], _: str | None = None) -> Run:
     """Read the flags, with the defaults of ms-swift for those that are missing."""
-    draft = RunDraft("ms-swift", given, KNOWN)
-    if draft["rlhf_type"] != "grpo":
-        received = f"rlhf_type {draft['rlhf_type']}" if draft["rlhf_type"] else "no rlhf_type"
+    run = Run("ms-swift", given, KNOWN)
+    if run["rlhf_type"] != "grpo":
+        received = f"rlhf_type {run['rlhf_type']}" if run["rlhf_type"] else "no rlhf_type"
         raise RunFileError("a run of GRPO", received, "its loss is not read; use klgrad audit FILE:FUNCTION")
-    kind, estimator = draft.one_of("loss_type", REDUCTIONS), draft.one_of("advantage_estimator", SCALED_BY)
-    told, mode = draft["kl_in_reward"], draft["rollout_importance_sampling_mode"]
+    kind, estimator = run.one_of("loss_type", REDUCTIONS), run.one_of("advantage_estimator", SCALED_BY)
+    told, mode = run["kl_in_reward"], run["rollout_importance_sampling_mode"]
     in_reward = estimator != "grpo" if told is None else str(told).lower() == "true"
-    draft.switch_on("beta", 0.04, "at 0 no reference is loaded, and there is no KL")
+    run.switch_on("beta", 0.04, "at 0 no reference is loaded, and there is no KL")
     if not in_reward:
-        draft.changes.append(Change("kl_in_reward", True, False, IN_REWARD))
-    part = _read_reward(draft)
+        run.changes.append(Change("kl_in_reward", True, False, IN_REWARD))
+    part = _read_reward(run)
     if not in_reward:
         name = f"loss_type={kind}{f' rollout_importance_sampling_mode={mode}' if mode else ''}"
         caveat = "The ratio to the inference engine that multiplies it is left out." if mode else ""
         form = AsLoss("k3", log_clamp=20.0, clamp=10.0)
-        part = part_of("ms-swift", name, form, REDUCTIONS[kind], draft["beta"], caveat)
-    draft.parts = [part] * (part.coefficient != 0)
-    if draft["teacher_model"] or draft["teacher_model_server"]:
+        part = part_of("ms-swift", name, form, REDUCTIONS[kind], run["beta"], caveat)
+    run.parts = [part] * (part.coefficient != 0)
+    if run["teacher_model"] or run["teacher_model_server"]:
         form, caveat = InReward("k1", discount=0.0), "ref is the teacher here."
-        name, beta = f"teacher loss_type={kind}", draft["teacher_kl_coef"]
-        draft.parts.append(part_of("ms-swift", name, form, REDUCTIONS[kind], beta, caveat, "advantage"))
+        name, beta = f"teacher loss_type={kind}", run["teacher_kl_coef"]
+        run.parts.append(part_of("ms-swift", name, form, REDUCTIONS[kind], beta, caveat, "advantage"))
     elif "teacher_kl_coef" in given:
-        draft.unread["teacher_kl_coef"] = "there is no teacher_model and no teacher_model_server"
-    draft.notes += [Why.TWO_REFERENCES] * (len(draft.parts) > 1)
-    return draft.run(f"GRPO, advantages by {estimator}", _stale(draft), "reverse-kl-sequence")
+        run.unread["teacher_kl_coef"] = "there is no teacher_model and no teacher_model_server"
+    run.notes += [Why.TWO_REFERENCES] * (len(run.parts) > 1)
+    run.is_stale_by("num_iterations", SEVERAL, least=2)
+    run.is_stale_above("gradient_accumulation_steps", "steps_per_generation")
+    if run["use_vllm"]:
+        run.is_sampled_by("vLLM")
+    return run.of(f"GRPO, advantages by {estimator}", "reverse-kl-sequence")
 
 
-def _read_reward(draft: RunDraft) -> KLPart:
+def _read_reward(run: Run) -> KLPart:
     """The KL in the reward, which is advised where it is in the loss, too."""
-    kind, estimator = draft["loss_type"], draft["advantage_estimator"]
-    scaled = draft["scale_rewards"] or SCALED_BY[estimator]
-    draft.change("advantage_estimator", "rloo", "it has no division by a standard deviation")
+    kind, estimator = run["loss_type"], run["advantage_estimator"]
+    scaled = run["scale_rewards"] or SCALED_BY[estimator]
+    run.change("advantage_estimator", "rloo", "it has no division by a standard deviation")
     if scaled != SCALED_BY["rloo"]:
         why = Why.BATCH_STD if scaled == "batch" else Why.GROUP_STD
-        draft.changes.append(Change("scale_rewards", "none", scaled, why))
+        run.changes.append(Change("scale_rewards", "none", scaled, why))
     optional = REDUCTIONS[kind] == OVER_TOKENS
-    draft.change("loss_type", "dr_grpo", Why.MEAN_OVER_TOKENS if optional else Why.LENGTH, optional=optional)
+    run.change("loss_type", "dr_grpo", Why.MEAN_OVER_TOKENS if optional else Why.LENGTH, optional=optional)
     name = f"kl_in_reward advantage_estimator={estimator} loss_type={kind}"
     caveat = "" if scaled == "none" else f"Its division by the standard deviation of the {scaled} is left out."
-    return part_of("ms-swift", name, InScore(), REDUCTIONS[kind], draft["beta"], caveat)
-
-
-def _stale(draft: RunDraft) -> dict[str, bool]:
-    steps, accumulated = draft["steps_per_generation"], draft["gradient_accumulation_steps"]
-    iterations = draft["num_iterations"]
-    return {
-        f"num_iterations={iterations}: each batch is used for several updates": iterations > 1,
-        f"steps_per_generation={steps} above gradient_accumulation_steps={accumulated}: several updates": (
-            steps > accumulated
-        ),
-        "use_vllm=true: vLLM's log-probs differ from those of the trainer": draft["use_vllm"],
-    }
+    return part_of("ms-swift", name, InScore(), REDUCTIONS[kind], run["beta"], caveat)
 
 
 FRAMEWORK = Framework(

@@ -16,7 +16,7 @@ from .formulae import (
     part_of,
 )
 from .framework import Default, Framework
-from .run_settings import KLPart, Reader, Run, RunDraft, Why
+from .run_settings import EARLIER, KLPart, Reader, Run, Why
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -101,7 +101,6 @@ OTHER = ("dpo.", "distillation.")
 ADDS_KL = ("reinforce_plus_plus", "gae")
 """Estimators that subtract a KL from the reward. The others never see it."""
 
-ENGINE = "NeMo-RL samples with an inference engine, whose log-probs differ from those of the trainer"
 NOWHERE = "use_kl_in_reward takes the KL out of the loss, and the advantages of {} have none"
 
 
@@ -111,73 +110,69 @@ def read_config(given: dict[str, Any], _: str | None = None) -> Run:
         remedy = "their losses are not read; use klgrad audit FILE:FUNCTION"
         raise RunFileError("a recipe of GRPO or PPO", f"{others[0]}, of distillation or of DPO", remedy)
     clamps = {name: number_or_none(given, name, KNOWN[name]) for name in CLAMPS}
-    draft = RunDraft("nemo-rl", {x: value for x, value in given.items() if x not in CLAMPS}, KNOWN, LOSS)
-    draft.settings |= clamps
-    draft.named += tuple(name for name in CLAMPS if name in given)
-    kind = draft.one_of("reference_policy_kl_type", ("k1", "k2", "k3"))
-    estimator = draft[f"{PPO}adv_estimator.name"] or draft[f"{GRPO}adv_estimator.name"]
+    run = Run("nemo-rl", {x: value for x, value in given.items() if x not in CLAMPS}, KNOWN, LOSS)
+    run.settings |= clamps
+    run.given += [name for name in CLAMPS if name in given]
+    kind = run.one_of("reference_policy_kl_type", ("k1", "k2", "k3"))
+    estimator = run[f"{PPO}adv_estimator.name"] or run[f"{GRPO}adv_estimator.name"]
     target: Verdict = "reverse-kl-token"
-    draft.switch_on("reference_policy_kl_penalty", 0.01, "at 0 there is no KL")
-    if draft["use_kl_in_reward"] and estimator in ADDS_KL:
-        draft.parts.append(_read_reward(draft, kind, estimator))
+    run.switch_on("reference_policy_kl_penalty", 0.01, "at 0 there is no KL")
+    if run["use_kl_in_reward"] and estimator in ADDS_KL:
+        run.parts.append(_read_reward(run, kind, estimator))
         target = "reverse-kl-sequence" if estimator == "gae" else "reverse-kl-token"
-    elif draft["use_kl_in_reward"]:
-        draft.change("use_kl_in_reward", False, NOWHERE.format(estimator))
-        _read_loss(draft, kind)
-        if draft["reference_policy_kl_penalty"]:
-            draft.unread[f"{LOSS}reference_policy_kl_penalty"] = NOWHERE.format(estimator)
+    elif run["use_kl_in_reward"]:
+        run.change("use_kl_in_reward", False, NOWHERE.format(estimator))
+        _read_loss(run, kind)
+        if run["reference_policy_kl_penalty"]:
+            run.unread[f"{LOSS}reference_policy_kl_penalty"] = NOWHERE.format(estimator)
     else:
-        draft.parts.append(_read_loss(draft, kind))
-    draft.switch_on("token_level_loss", True, Why.LENGTH)
-    return draft.run(estimator, _stale(draft), target)
+        run.parts.append(_read_loss(run, kind))
+    run.switch_on("token_level_loss", True, Why.LENGTH)
+    section = PPO if run[f"{PPO}num_prompts_per_step"] else GRPO
+    sizes = (f"{section}num_prompts_per_step", f"{section}num_generations_per_prompt")
+    run.is_stale_above("policy.train_global_batch_size", *sizes)
+    run.is_stale_by(f"{GRPO}async_grpo.enabled", EARLIER)
+    run.is_sampled_by("an inference engine")
+    return run.of(estimator, target)
 
 
-def _part(draft: RunDraft, name: str, form: PerToken, caveat: str = "") -> KLPart:
-    reduction = OVER_TOKENS if draft["token_level_loss"] else OVER_COMPLETIONS
-    return part_of("nemo-rl", name, form, reduction, draft["reference_policy_kl_penalty"], caveat)
+def _part(run: Run, name: str, form: PerToken, caveat: str = "") -> KLPart:
+    reduction = OVER_TOKENS if run["token_level_loss"] else OVER_COMPLETIONS
+    return part_of("nemo-rl", name, form, reduction, run["reference_policy_kl_penalty"], caveat)
 
 
-def _read_loss(draft: RunDraft, kind: str) -> KLPart:
-    log_clamp, clamp = (draft[name] for name in CLAMPS)
-    to_sampler = draft["use_on_policy_kl_approximation"]
+def _read_loss(run: Run, kind: str) -> KLPart:
+    log_clamp, clamp = (run[name] for name in CLAMPS)
+    to_sampler = run["use_on_policy_kl_approximation"]
     if kind == "k2":
         why = "its ratio has a gradient, which adds a part of no divergence"
-        draft.change("reference_policy_kl_type", "k3", why)
+        run.change("reference_policy_kl_type", "k3", why)
     if clamp is not None:
         why = f"beyond a value of {clamp:g} there is no gradient, and the tokens furthest from ref are not pulled"
-        draft.change(CLAMPS[1], None, why)
+        run.change(CLAMPS[1], None, why)
     if log_clamp is not None:
-        draft.change(CLAMPS[0], None, f"beyond a log-ratio of ±{log_clamp:g} there is no gradient", optional=True)
+        run.change(CLAMPS[0], None, f"beyond a log-ratio of ±{log_clamp:g} there is no gradient", optional=True)
     why = "the ratio to the sampler corrects the KL for its samples"
-    draft.change("use_on_policy_kl_approximation", True, why, optional=True)
-    name = f"reference_policy_kl_type={kind} token_level_loss={draft['token_level_loss']}"
+    run.change("use_on_policy_kl_approximation", True, why, optional=True)
+    name = f"reference_policy_kl_type={kind} token_level_loss={run['token_level_loss']}"
     name += " use_on_policy_kl_approximation=True" * to_sampler
     name += "" if clamp == 10 else f" kl_output_clamp_value={'null' if clamp is None else f'{clamp:g}'}"
     name += "" if log_clamp == 20 else f" kl_input_clamp_value={'null' if log_clamp is None else f'{log_clamp:g}'}"
-    return _part(draft, name, terms_of(kind, to_sampler=to_sampler, log_clamp=log_clamp, clamp=clamp))
+    return _part(run, name, terms_of(kind, to_sampler=to_sampler, log_clamp=log_clamp, clamp=clamp))
 
 
-def _read_reward(draft: RunDraft, kind: str, estimator: str) -> KLPart:
+def _read_reward(run: Run, kind: str, estimator: str) -> KLPart:
     """Its estimate has the default bounds there, whatever the recipe says."""
     whitened = estimator == "reinforce_plus_plus"
     if whitened:
-        draft.change("use_kl_in_reward", False, f"{Why.BATCH_STD}; in the loss nothing does")
-        _read_loss(draft, kind)
+        run.change("use_kl_in_reward", False, f"{Why.BATCH_STD}; in the loss nothing does")
+        _read_loss(run, kind)
     else:
-        draft.change("reference_policy_kl_type", "k1", Why.ONLY_K1)
+        run.change("reference_policy_kl_type", "k1", Why.ONLY_K1)
     form = InReward(kind, discount=0.0 if whitened else 1.0, clamp=10.0, whitened=whitened)
     caveat = "" if whitened else "Audited with a critic that is 0, λ = 1 and advantages that are not normalised."
     name = f"use_kl_in_reward reference_policy_kl_type={kind} adv_estimator={estimator}"
-    return _part(draft, f"{name} token_level_loss={draft['token_level_loss']}", form, caveat)
-
-
-def _stale(draft: RunDraft) -> dict[str, bool]:
-    section = PPO if draft[f"{PPO}num_prompts_per_step"] else GRPO
-    rows = draft[f"{section}num_prompts_per_step"] * draft[f"{section}num_generations_per_prompt"]
-    update = draft["policy.train_global_batch_size"]
-    above = f"{rows} completions of a step above train_global_batch_size={update}: several updates use them"
-    earlier = "async_grpo.enabled=true: completions of earlier policies are trained on"
-    return {above: rows > update, earlier: draft[f"{GRPO}async_grpo.enabled"], ENGINE: True}
+    return _part(run, f"{name} token_level_loss={run['token_level_loss']}", form, caveat)
 
 
 FRAMEWORK = Framework(

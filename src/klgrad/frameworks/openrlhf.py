@@ -17,10 +17,9 @@ from itertools import product
 from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from ..targets import Descends
-from .framework import Default, Framework, Home, SettingLines, in_place
-from .harness import bare, instead, load_all, named, subject, untrained
-from .run_settings import ADAPTS, KLPart, Reader, Run, RunDraft, Why, one_of
+from .framework import Default, Framework
+from .harness import bare, instead, load, named, subject, untrained
+from .run_settings import ADAPTS, SEVERAL, KLPart, Reader, Run, Why, one_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -104,7 +103,7 @@ def _maker(advantage: str, lambd: float, group_size: int) -> Any:
 @cache
 def modules() -> dict[str, ModuleType]:
     """The loaded files by name."""
-    return load_all("openrlhf", (f"openrlhf.{name}" for name in FILES), stand_ins=STAND_INS)
+    return load("openrlhf", *(f"openrlhf.{name}" for name in FILES), stand_ins=STAND_INS)
 
 
 # OpenRLHF: its own `PolicyLoss`, and its corrections for a sampler that is another program (`is_correction_*`).
@@ -186,56 +185,38 @@ WHITENED = ("gae", "reinforce", "reinforce_baseline")
 BATCH_MEAN = "the mean of the batch is subtracted after the KL is added, which is right in large batches only"
 WHITENING = "whitening divides the KL by the standard deviation of the batch"
 
-ENGINE = "OpenRLHF samples with vLLM, whose log-probs differ from those of the trainer"
-
 
 def read_config(given: dict[str, Any], _: str | None = None) -> Run:
     """Read the flags, with OpenRLHF's defaults for those that are missing."""
-    draft = RunDraft("openrlhf", given, KNOWN, "algo.kl.", "algo.advantage.")
-    estimator = one_of("algo.kl.estimator", draft["algo.kl.estimator"], ("k1", "k2", "k3"))
-    draft.switch_on("init_coef", 0.01, "at 0 OpenRLHF loads no reference and has no KL")
-    target: Verdict = "reverse-kl-token" if draft["use_loss"] else "reverse-kl-sequence"
-    if draft["use_loss"]:
+    run = Run("openrlhf", given, KNOWN, "algo.kl.", "algo.advantage.")
+    estimator = one_of("algo.kl.estimator", run["algo.kl.estimator"], ("k1", "k2", "k3"))
+    run.switch_on("init_coef", 0.01, "at 0 OpenRLHF loads no reference and has no KL")
+    target: Verdict = "reverse-kl-token" if run["use_loss"] else "reverse-kl-sequence"
+    if run["use_loss"]:
         why = "without it the value is clamped at 10, and k1 descends nothing, k3 the forward KL"
-        draft.switch_on("unbiased_gradient", True, why)
-        loss = f"openrlhf algo.kl.use_loss estimator={estimator} unbiased_gradient={draft['unbiased_gradient']}"
-        draft.parts.append(KLPart("loss", loss, draft["init_coef"]))
+        run.switch_on("unbiased_gradient", True, why)
+        loss = f"openrlhf algo.kl.use_loss estimator={estimator} unbiased_gradient={run['unbiased_gradient']}"
+        run.parts.append(KLPart("loss", loss, run["init_coef"]))
     else:
-        draft.parts.append(_read_reward(draft, estimator))
+        run.parts.append(_read_reward(run, estimator))
     adapts = given.get("algo.kl.target", given.get("kl_target")) is not None
-    draft.notes += [ADAPTS] * bool(adapts and draft["init_coef"])
-    return draft.run("PPO", _stale(draft), target)
+    run.notes += [ADAPTS] * bool(adapts and run["init_coef"])
+    run.is_stale_above("train.batch_size", "rollout.batch_size", "rollout.n_samples_per_prompt")
+    run.is_stale_by("train.max_epochs", SEVERAL, least=2)
+    run.is_sampled_by("vLLM")
+    return run.of("PPO", target)
 
 
-def _read_reward(draft: RunDraft, estimator: str) -> KLPart:
-    kind = draft["algo.advantage.estimator"]
-    mean_only = kind in WHITENED and draft["no_std_norm"]  # the others ignore the flag
-    draft.change("algo.kl.estimator", "k1", Why.ONLY_K1)
+def _read_reward(run: Run, estimator: str) -> KLPart:
+    kind = run["algo.advantage.estimator"]
+    mean_only = kind in WHITENED and run["no_std_norm"]  # the others ignore the flag
+    run.change("algo.kl.estimator", "k1", Why.ONLY_K1)
     if kind in WHITENED:
-        draft.change("algo.advantage.estimator", "rloo", BATCH_MEAN if mean_only else WHITENING, optional=mean_only)
+        run.change("algo.advantage.estimator", "rloo", BATCH_MEAN if mean_only else WHITENING, optional=mean_only)
     advantage = ("gae critic=0" if kind == "gae" else kind) + " no_std_norm" * mean_only
     loss = f"openrlhf algo.kl in reward estimator={estimator} advantage={advantage}"
     caveat = "Audited with a critic that is 0." if kind == "gae" else ""
-    return KLPart("reward", loss, draft["init_coef"], caveat=caveat)
-
-
-def _stale(draft: RunDraft) -> dict[str, bool]:
-    rows = draft["rollout.batch_size"] * draft["rollout.n_samples_per_prompt"]
-    update, epochs = draft["train.batch_size"], draft["train.max_epochs"]
-    return {
-        f"{rows} completions of a rollout above train.batch_size={update}: several updates use a rollout": rows
-        > update,
-        f"train.max_epochs={epochs}: a batch is used for several updates": epochs > 1,
-        ENGINE: True,
-    }
-
-
-TENSORS = {
-    "logp": "action_log_probs",
-    "ref_logp": "base_action_log_probs",
-    "mask": "experience.action_mask",
-    "behavior_logp": "experience.rollout_log_probs",
-}
+    return KLPart("reward", loss, run["init_coef"], caveat=caveat)
 
 
 FRAMEWORK = Framework(
@@ -248,34 +229,6 @@ FRAMEWORK = Framework(
         "openrlhf algo.kl in reward estimator=k1 advantage=gae critic=0",
     ),
     whole_losses=policy_losses,
-    settings={
-        ("reverse", "sequence"): SettingLines(
-            "--algo.kl.estimator k1 --algo.advantage.estimator rloo",
-            "openrlhf algo.kl in reward estimator=k1 advantage=rloo",
-            Descends("unknown", "unknown"),
-            "The policy loss averages over the batch's tokens, and log-ratios are clamped at 10: reverse-kl-sequence "
-            "only at equal lengths and within ±10. The default estimator, gae, whitens: the batch's spread divides β.",
-            "rloo replaces the critic by the other completions of the prompt: set --rollout.n_samples_per_prompt above "
-            "1. The KL is added after this baseline.",
-        ),
-        ("reverse", "token"): SettingLines(
-            "--algo.kl.use_loss --algo.kl.estimator k3 --algo.kl.unbiased_gradient",
-            "openrlhf algo.kl.use_loss estimator=k3 unbiased_gradient=True",
-            Descends("reverse-kl-token", "unknown"),
-            "It averages over the batch's tokens: right at equal lengths and in large batches. Off-policy its ratio is "
-            "truncated at 10.",
-            "none; --actor.loss_agg_mode reduces the policy loss, and the KL is always averaged over the tokens.",
-        ),
-    },
-    home=Home(
-        "ActorPPOTrainer.training_step, in the place of its call of compute_approx_kl",
-        in_place("kl = kl.per_token", TENSORS),
-        "ActorPPOTrainer.training_step(self, experience, kl_ctl, ...)",
-        TENSORS,
-        "Set --algo.kl.use_loss and leave --algo.kl.init_coef above 0, which is β: at 0 OpenRLHF loads no reference. "
-        "Its next lines multiply by β and average over the tokens of the batch, as for the policy loss: this KL in "
-        "large batches, and on every batch at equal lengths.",
-    ),
     reader=Reader(
         "OpenRLHF",
         KNOWN,

@@ -5,6 +5,7 @@ import re
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn
 
 from ..errors import RunFileError
 from .run_settings import Reading
@@ -23,7 +24,7 @@ LOOKED_FOR = "written as in args = GRPOConfig(beta=0.04) or, after it, args.beta
 def read_python(text: str, path: Path) -> Reading:
     """The settings in a Python script.
 
-    They are keyword arguments of calls of names that end in `Config`, and attributes of the variable that such a call
+    They are the keyword arguments of one call of a name that ends in `Config`, and attributes of the variable that it
     was assigned to. The class that is called tells the trainer of TRL.
     """
     try:
@@ -32,30 +33,22 @@ def read_python(text: str, path: Path) -> Reading:
             script = _PythonScript(list(ast.walk(ast.parse(text))), path)
     except (SyntaxError, ValueError) as error:
         raise RunFileError("a Python script", f"{path}: {error}", "correct it, or give a YAML file") from error
-    calls = [node for node in script.nodes if isinstance(node, ast.Call) and script.configures(node)]
-    trainer = _trainer_call(calls, path)
-    # Another class may have a field of the same name: DPOConfig has a beta too.
-    chosen = [trainer] if trainer else calls
-    script.keep_branches(chosen)
-    late = script.check_uses(chosen)
-    written = [*(pair for call in chosen for pair in script.arguments(call)), *script.attributes(chosen)]
-    # The last one holds, and one that may not run holds as an unknown.
-    order = lambda pair: (id(pair[1]) in script.unsure, pair[1].lineno, pair[1].col_offset)
-    in_order = dict(sorted(written, key=order))
+    call = script.configuration()
+    if call is None:
+        return Reading({})
+    written = [*script.arguments(call), *script.attributes(call)]
     values: dict[str, object] = {}
     others: dict[str, str] = {}
     notes: list[str] = []
-    for name, node in in_order.items():
+    for name, node in written:  # the last one holds
+        values.pop(name, None)
         try:
-            values[name], note = script.value(node)
-        except ValueError:
-            where = f" in line {node.lineno}, which may not run" * (id(node) in script.unsure)
-            others[name] = f"{ast.unparse(node)}{where}"
-        else:
+            values[name], note = script.value(node, call)
             notes += [f"`{name}` is {note}."] if note else []
-    others |= late
-    values = {name: value for name, value in values.items() if name not in late}
-    return Reading(values, TRAINERS[_called(trainer)] if trainer else None, others, notes=tuple(notes))
+        except ValueError:
+            others[name] = f"{ast.unparse(node)} in line {node.lineno}"
+    values = {name: value for name, value in values.items() if name not in others}
+    return Reading(values, TRAINERS.get(_called(call)), others, notes=tuple(notes))
 
 
 class _PythonScript:
@@ -63,7 +56,6 @@ class _PythonScript:
 
     def __init__(self, nodes: list[ast.AST], path: Path) -> None:
         self.nodes, self.path = nodes, path
-        self.unsure: set[int] = set()
         self.parents = {child: node for node in nodes for child in ast.iter_child_nodes(node)}
         self.assigned: dict[str, list[ast.expr]] = {}
         for node in nodes:
@@ -73,19 +65,21 @@ class _PythonScript:
         names = [*stored, *(node.arg for node in nodes if isinstance(node, ast.arg))]
         self.once = {name for name in names if names.count(name) == 1 and len(self.assigned.get(name, [])) == 1}
 
-    def configures(self, call: ast.Call) -> bool:
-        """Whether a configuration is made, and not that of another trainer of TRL."""
+    def configuration(self) -> ast.Call | None:
+        """The call that makes the configuration: of one of TRL's classes, or else of another one."""
         imports = [node for node in self.nodes if isinstance(node, ast.ImportFrom)]
         of_trl = {name.name for node in imports if re.match(r"trl(\.|$)", node.module or "") for name in node.names}
-        return _called(call).endswith("Config") and (_called(call) in TRAINERS or _called(call) not in of_trl)
-
-    def keep_branches(self, calls: list[ast.Call]) -> None:
-        """Note what is in branches and functions that these calls are not in."""
-        for node in self.nodes:
-            if isinstance(node, BRANCHES):
-                inside = list(ast.walk(node))
-                if not any(call in inside for call in calls):
-                    self.unsure |= {id(x) for x in inside}
+        calls = [node for node in self.nodes if isinstance(node, ast.Call) and _called(node).endswith("Config")]
+        if any(_called(call) == "KLConfig" for call in calls):
+            remedy = "write its settings as YAML, and use klgrad train --config FILE --dry-run"
+            raise RunFileError("TRL's own settings", f"{self.path} with a KLConfig", remedy)
+        own = [call for call in calls if _called(call) in TRAINERS]
+        made = own or [call for call in calls if _called(call) not in of_trl]
+        if len(own) > 1:
+            lines = " and ".join(f"{_called(call)} in line {call.lineno}" for call in own)
+            expected = f"one call of {' or '.join(TRAINERS)}"
+            raise RunFileError(expected, f"{self.path} with {lines}", "give one of them as YAML")
+        return made[0] if len(made) == 1 else None
 
     def arguments(self, call: ast.Call) -> Iterator[tuple[str, ast.expr]]:
         """The keyword arguments of a call, with those of dictionaries that are written in the script."""
@@ -93,99 +87,85 @@ class _PythonScript:
             if word.arg:
                 yield word.arg, word.value
             else:
-                yield from self._entries(word.value)
+                yield from self.entries(word.value)
 
-    def _entries(self, node: ast.expr) -> Iterator[tuple[str, ast.expr]]:
-        """The entries of `**node`."""
+    def entries(self, node: ast.expr) -> Iterator[tuple[str, ast.expr]]:
+        """The entries of `**node`, and what is written into it after it was made."""
         name = node.id if isinstance(node, ast.Name) else ""
         source = self.assigned[name][0] if name in self.once else node
-        if isinstance(source, ast.Dict):
-            for key, value in zip(source.keys, source.values, strict=True):
-                if key is None:
-                    yield from self._entries(value)
-                elif isinstance(key, ast.Constant):
-                    yield str(key.value), value
-                else:
-                    self._refuse(node)
+        keys = source.keys if isinstance(source, ast.Dict) else []
+        if isinstance(source, ast.Dict) and all(isinstance(key, ast.Constant) for key in keys):
+            yield from ((ast.literal_eval(key), x) for key, x in zip(keys, source.values, strict=True) if key)
         elif isinstance(source, ast.Call) and _called(source) == "dict" and not source.args:
             yield from self.arguments(source)
         else:
-            self._refuse(node)
-        if name:
-            yield from self._changes(name)
+            written = ast.unparse(node)
+            received = f"**{written} in {self.path}, line {node.lineno}: what is in {written} is not read"
+            remedy = "write its settings as arguments of the call, or give the run's settings as YAML"
+            raise RunFileError("settings that can be read without running the script", received, remedy)
+        for use in self.uses(name):
+            item = self.parents[use]
+            value = self.stored(item)
+            if isinstance(item, ast.Subscript) and isinstance(item.slice, ast.Constant) and value is not None:
+                yield str(item.slice.value), value
+            elif not (isinstance(item, ast.Subscript) and isinstance(item.ctx, ast.Load)):
+                self.check_read(use)
 
-    def _changes(self, name: str) -> Iterator[tuple[str, ast.expr]]:
-        """What is written into a dictionary after it was made."""
-        for node in self.nodes:
-            if isinstance(node, ast.Name) and node.id == name and not self._is_read(node, ast.Subscript, ast.Dict):
-                self._refuse_use(node)
-            for target, value in _assignments(node):
-                if isinstance(target, ast.Subscript) and ast.unparse(target.value) == name:
-                    if not isinstance(target.slice, ast.Constant):
-                        self._refuse(target.value)
-                    yield str(target.slice.value), value  # pyright: ignore[reportAttributeAccessIssue]
+    def attributes(self, call: ast.Call) -> Iterator[tuple[str, ast.expr]]:
+        """What is assigned to attributes of the configuration, of its trainer, and of the trainer's `args`.
 
-    def check_uses(self, calls: list[ast.Call]) -> dict[str, str]:
-        """Refuse uses of a configuration that may change it.
-
-        Args:
-            calls: those that make it.
-
-        Returns:
-            What is assigned to attributes of its trainer, and of the trainer's `args`, by name.
+        Raises:
+            RunFileError: for a use of one of them that may change the configuration in another way.
         """
-        for call in calls:
-            if not (isinstance(self.parents[call], ast.Expr | ast.Return) or self._is_read(call)):
-                self._refuse_use(call)
-        made = self._made(calls)
-        variables = {name for name, values in self.assigned.items() if any(value in made for value in values)}
-        trainers = {name for name, values in self.assigned.items() if any(map(_is_trainer, values))}
-        variables |= {f"{name}.args" for name in trainers}
-        first = min((call.lineno for call in calls), default=0)
-        for node in self.nodes:
-            if node in made and node not in calls and not self._is_read(node):
-                self._refuse_use(node)
-            if isinstance(node, ast.Name | ast.Attribute) and ast.unparse(node) in variables:
-                value = getattr(self.parents[node], "value", None)
-                is_made = isinstance(value, ast.Call) and (value in made or _called(value).endswith("Config"))
-                is_known = node.lineno <= first or is_made  # what is assigned
-                if isinstance(node.ctx, ast.Load):
-                    is_known = value is not node or not isinstance(self.parents[node], ast.Assign | ast.AnnAssign)
-                    is_known = is_known and self._is_read(node, ast.Attribute, ast.Return)
-                if not is_known:
-                    self._refuse_use(node)
-        late = {*trainers, *(f"{name}.args" for name in trainers)}
-        return {
-            target.attr: f"{ast.unparse(value)} in line {target.lineno}, after the configuration"
+        configurations = [name for name, values in self.assigned.items() if call in values]
+        trainers = [name for name, values in self.assigned.items() if any(map(_is_trainer, values))]
+        if not isinstance(self.parents[call], ast.Expr) and not configurations:
+            self.check_read(call)
+        others = [value for name in configurations for value in self.assigned[name] if value.lineno > call.lineno]
+        for value in others:
+            if not (isinstance(value, ast.Call) and _called(value).endswith("Config")):
+                self.refuse(value)
+        for name in (*configurations, *trainers, *(f"{name}.args" for name in trainers)):
+            for use in self.uses(name):
+                attribute = self.parents[use]
+                value = self.stored(attribute)
+                if isinstance(attribute, ast.Attribute) and value is not None:
+                    late = ast.copy_location(ast.Name("a value that the trainer gets"), value)
+                    yield attribute.attr, value if name in configurations else late
+                elif name not in trainers and use.lineno > call.lineno:
+                    self.check_read(use)
+
+    def uses(self, name: str) -> list[ast.expr]:
+        """Where a variable, or an attribute of one, stands other than where it is assigned."""
+        return [
+            node
             for node in self.nodes
-            for target, value in _assignments(node)
-            if isinstance(target, ast.Attribute) and ast.unparse(target.value) in late
-        }
+            if isinstance(node, ast.Name | ast.Attribute) and ast.unparse(node) == name and self.stored(node) is None
+        ]
 
-    def _made(self, calls: list[ast.Call]) -> list[ast.AST]:
-        """These calls, and those of the functions that return what they make."""
-        functions = [node for node in self.nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
-        makers = {node.name for node in functions if any(call in list(ast.walk(node)) for call in calls)}
-        return [*calls, *(node for node in self.nodes if isinstance(node, ast.Call) and _called(node) in makers)]
+    def stored(self, node: ast.AST) -> ast.expr | None:
+        """The value that is assigned to a target; None of a node that is none."""
+        pairs = _assignments(self.parents.get(node, node))
+        return next((value for target, value in pairs if target is node), None)
 
-    def _is_read(self, node: ast.AST, *kinds: type) -> bool:
-        """Whether a value is assigned, printed, given to a trainer or to `**`, or used in a node of these kinds."""
+    def check_read(self, node: ast.expr) -> None:
+        """Refuse a use that does more than read: print, give to a trainer, take an attribute."""
         parent = self.parents[node]
         around = self.parents.get(parent)
         if isinstance(parent, ast.Attribute):
             is_called = isinstance(around, ast.Call) and around.func is parent
-            return parent.attr in READING if is_called or ast.Attribute not in kinds else parent.attr[:2] != "__"
-        if isinstance(parent, ast.keyword):
-            return parent.arg in ("args", None) or _is_trainer(around)
-        if isinstance(parent, ast.Call):
-            return _is_trainer(parent) or _called(parent) == "print"
-        if isinstance(parent, ast.Subscript):
-            return ast.Subscript in kinds and not isinstance(parent.ctx, ast.Del)
-        return isinstance(parent, (ast.Assign, ast.AnnAssign, ast.Expr, *kinds))
+            is_read = parent.attr in READING if is_called else parent.attr[:2] != "__"
+        elif isinstance(parent, ast.keyword):
+            is_read = parent.arg in ("args", None) or _is_trainer(around)
+        else:
+            is_read = _is_trainer(parent) or (isinstance(parent, ast.Call) and _called(parent) == "print")
+        if not is_read:
+            self.refuse(node)
 
-    def _refuse_use(self, node: ast.AST) -> None:
+    def refuse(self, node: ast.expr) -> NoReturn:
+        """Refuse the statement of a node, or the part of it that has the node."""
         while not isinstance(around := self.parents[node], ast.stmt):
-            node = around
+            node = around  # pyright: ignore[reportAssignmentType]
         whole = around if isinstance(around, ast.Assign | ast.AugAssign | ast.AnnAssign) else node
         raise RunFileError(
             "settings that can be read without running the script",
@@ -193,57 +173,40 @@ class _PythonScript:
             "give the run's settings as YAML",
         )
 
-    def _refuse(self, node: ast.expr) -> None:
-        written = ast.unparse(node)
-        raise RunFileError(
-            "settings that can be read without running the script",
-            f"**{written} in {self.path}, line {node.lineno}: what is in {written} is not read",
-            "write its settings as arguments of the call, or give the run's settings as YAML",
-        )
-
-    def attributes(self, calls: list[ast.Call]) -> Iterator[tuple[str, ast.expr]]:
-        """What is assigned to attributes of the variables that these calls were assigned to."""
-        made = self._made(calls)
-        variables = {name for name, values in self.assigned.items() if any(value in made for value in values)}
-        for node in self.nodes:
-            for target, value in _assignments(node):
-                if isinstance(target, ast.Attribute) and ast.unparse(target.value) in variables:
-                    yield target.attr, value
-
-    def value(self, node: ast.expr) -> tuple[object, str]:
+    def value(self, node: ast.expr, call: ast.Call) -> tuple[object, str]:
         """A literal, a variable that is assigned one once, or an argument's default, with a note on the last.
 
         Raises:
             ValueError: for a value that is known only when the script runs.
         """
-        if id(node) in self.unsure:
+        if self.branches(node) - self.branches(call):
             raise ValueError("in a branch")
-        try:
-            return ast.literal_eval(node), ""
-        except (ValueError, TypeError):
-            pass
         if isinstance(node, ast.Name) and node.id in self.once:
             return ast.literal_eval(self.assigned[node.id][0]), ""
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-            default = self._argument_default(node.attr)
+            default = self.argument_default(node.attr)
             return default, f"{ast.unparse(node)}: {default!r} is the default of --{node.attr}"
-        raise ValueError("known only when the script runs")
+        try:
+            return ast.literal_eval(node), ""
+        except (TypeError, MemoryError) as error:
+            raise ValueError("known only when the script runs") from error
 
-    def _argument_default(self, name: str) -> object:
+    def branches(self, node: ast.AST) -> set[ast.AST]:
+        """The branches and functions that a node is in."""
+        around: set[ast.AST] = {node} if isinstance(node, BRANCHES) else set()
+        return around | (self.branches(self.parents[node]) if node in self.parents else set())
+
+    def argument_default(self, name: str) -> object:
+        """The default of an argument of the command line."""
         flags = f"--{name}", f"--{name.replace('_', '-')}"
-        arguments = [
-            {word.arg: word.value for word in node.keywords}
-            for node in self.nodes
-            if isinstance(node, ast.Call)
-            and _called(node) == "add_argument"
-            and any(isinstance(x, ast.Constant) and x.value in flags for x in node.args)
-        ]
-        if len(arguments) != 1:
-            raise ValueError("no argument, or several")
-        (words,) = arguments
-        switches = {"store_true": False, "store_false": True}
-        action = getattr(words.get("action"), "value", None)
-        default = ast.literal_eval(words["default"]) if "default" in words else switches.get(action)  # type: ignore[arg-type]
+        calls = [node for node in self.nodes if isinstance(node, ast.Call) and _called(node) == "add_argument"]
+        calls = [call for call in calls if any(isinstance(x, ast.Constant) and x.value in flags for x in call.args)]
+        words = {word.arg: word.value for word in calls[0].keywords} if len(calls) == 1 else {}
+        if "default" in words:
+            default = ast.literal_eval(words["default"])
+        else:
+            switches = {"store_true": False, "store_false": True}
+            default = switches.get(getattr(words.get("action"), "value", ""))
         if default is None:
             raise ValueError("an argument without a default")
         return default
@@ -266,14 +229,3 @@ def _called(call: ast.Call) -> str:
 
 def _is_trainer(node: ast.AST | None) -> bool:
     return isinstance(node, ast.Call) and _called(node).endswith("Trainer")
-
-
-def _trainer_call(calls: list[ast.Call], path: Path) -> ast.Call | None:
-    if any(_called(call) == "KLConfig" for call in calls):
-        remedy = "write its settings as YAML, and use klgrad train --config FILE --dry-run"
-        raise RunFileError("TRL's own settings", f"{path} with a KLConfig", remedy)
-    made = [call for call in calls if _called(call) in TRAINERS]
-    if len(made) > 1:
-        lines = " and ".join(f"{_called(call)} in line {call.lineno}" for call in made)
-        raise RunFileError(f"one call of {' or '.join(TRAINERS)}", f"{path} with {lines}", "give one of them as YAML")
-    return made[0] if made else None

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 from .framework import Default, Framework
-from .harness import bare, instead, load_all, subject
+from .harness import bare, instead, load, subject
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -177,7 +177,7 @@ class _Config(SimpleNamespace):
 
 @cache
 def _modules() -> dict[str, ModuleType]:
-    modules = load_all("rlinf", (f"rlinf.{name}" for name in FILES), stand_ins=STAND_INS, replaced=("rlinf",))
+    modules = load("rlinf", *(f"rlinf.{name}" for name in FILES), stand_ins=STAND_INS, replaced=("rlinf",))
     on_cpu = SimpleNamespace(torch_device_type="cpu", torch_platform=SimpleNamespace(current_device=lambda: "cpu"))
     vars(modules["fsdp_actor_worker"]).update(Worker=on_cpu)
     return modules

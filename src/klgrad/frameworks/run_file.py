@@ -10,7 +10,7 @@ import re
 import tomllib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from difflib import SequenceMatcher
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,9 @@ DATA = (".yaml", ".yml", ".json", ".toml")
 MOST = 100_000
 """Values in a YAML file, with its aliases written out."""
 
+OWN_CONFIGURATIONS = ("ppo_trainer", "ppo_megatron_trainer")
+"""Configurations of verl itself, whose defaults are those of `klgrad.frameworks.verl.KNOWN`."""
+
 
 def read_settings(path: Path) -> list[Reading]:
     """The settings in a file, by dotted name.
@@ -35,18 +38,37 @@ def read_settings(path: Path) -> list[Reading]:
         What each command of a shell script says that starts a program of Python, or the one thing that another file
         says. Values of a shell script are strings, and a flag without a value is `True`.
     """
-    text = _text(path)
     if path.suffix.lower() in DATA:
-        return [Reading(dict(_flat(loaded(text, path))))]
+        return [Reading(read_data(path))]
     if path.suffix.lower() == ".py":
-        return [read_python(text, path)]
-    reads = [settings_of(words) for words in commands_of(text, path)]
-    return [read for read in reads if read is not None]
+        return [read_python(_text(path), path)]
+    reads = [settings_of(words) for words in commands_of(_text(path), path)]
+    return [_with_its_file(read, path) for read in reads if read is not None]
 
 
 def read_data(path: Path) -> dict[str, Any]:
-    """The settings in a YAML or JSON file, by dotted name."""
-    return dict(_flat(loaded(_text(path), path)))
+    """The settings in a YAML, JSON or TOML file, by dotted name, with those of its list `defaults`, as Hydra has it."""
+    settings = dict(islice(_flat(_loaded(path)), MOST + 1))
+    if len(settings) > MOST:
+        raise RunFileError(f"at most {MOST} values", f"{path} with aliases of more", "write the values without aliases")
+    listed = settings.pop("defaults", [])
+    listed = [listed] if isinstance(listed, str) else listed  # as NeMo-RL has it
+    if not isinstance(listed, list):
+        return settings
+    if "_self_" in listed[:-1]:
+        remedy = "write _self_ last, or leave it out"
+        raise RunFileError("settings that its defaults do not replace", f"{path} with _self_ before others", remedy)
+    base: dict[str, Any] = {}
+    for entry in listed:
+        if entry == "_self_" or entry in OWN_CONFIGURATIONS:
+            continue
+        file = path.parent / f"{entry.removesuffix('.yaml')}.yaml" if isinstance(entry, str) else None
+        if file is None or not file.is_file():
+            written = entry if isinstance(entry, str) else "a group of configurations"
+            remedy = "write its settings into the file; Hydra prints all values with --cfg job --resolve"
+            raise RunFileError("the settings of the run", f"{path} with {written} among its defaults", remedy)
+        base |= read_data(file)
+    return base | settings
 
 
 def _text(path: Path) -> str:
@@ -57,40 +79,19 @@ def _text(path: Path) -> str:
         raise RunFileError("a configuration file", f"{path}: {reason}", "give the path of the file") from error
 
 
-def loaded(text: str, path: Path) -> dict[Any, Any]:
-    """The content of a YAML, JSON or TOML file, by its suffix."""
+def _loaded(path: Path) -> dict[Any, Any]:
     import yaml
 
+    load = {".json": json.loads, ".toml": tomllib.loads}.get(path.suffix.lower(), yaml.safe_load)
+    text = _text(path)
     try:
-        if path.suffix.lower() == ".json":
-            data = json.loads(text)
-        elif path.suffix.lower() == ".toml":
-            data = tomllib.loads(text)
-        else:
-            node = yaml.compose(text, Loader=yaml.SafeLoader)
-            if node is not None and _size(node, {}) > MOST:
-                remedy = "write the values without aliases"
-                raise RunFileError(f"at most {MOST} values", f"{path} with aliases of more", remedy)
-            data = yaml.safe_load(text) or {}
-    except yaml.YAMLError as error:
-        raise RunFileError(f"{path} as YAML", " ".join(str(error).split()), "correct the file") from error
-    except ValueError as error:
-        if isinstance(error, RunFileError):
-            raise
-        raise RunFileError(f"{path} as {path.suffix[1:].upper()}", str(error), "correct the file") from error
+        data = load(text) or {}
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        kind = path.suffix[1:].upper().replace("YML", "YAML")
+        raise RunFileError(f"{path} as {kind}", " ".join(str(error).split()), "correct the file") from error
     if not isinstance(data, dict):
         raise RunFileError("names and values", f"{path} with {type(data).__name__}", "write `name: value` lines")
     return data
-
-
-def _size(node: Any, known: dict[int, float]) -> float:
-    """The number of values below a node of YAML, with aliases written out; infinite for one that contains itself."""
-    if id(node) not in known:
-        known[id(node)] = float("inf")
-        inner = node.value if isinstance(node.value, list) else []
-        parts = [part for x in inner for part in (x if isinstance(x, tuple) else (x,))]
-        known[id(node)] = 1 + sum(_size(part, known) for part in parts)
-    return known[id(node)]
 
 
 def _flat(nested: dict[object, object], before: str = "") -> Iterator[tuple[str, object]]:
@@ -101,49 +102,6 @@ def _flat(nested: dict[object, object], before: str = "") -> Iterator[tuple[str,
             yield f"{before}{name}", value
 
 
-# Names in a configuration file that look like mistyped names of settings.
-
-LIKENESS = 0.75
-"""Of two short words: one letter is missing or two are exchanged in a word of four."""
-
-DIFFERENT = 2
-"""Letters without a counterpart in long words, both together: `generations` is no mistyped `iterations`."""
-
-
-def mistyped(given: Iterable[str], known: Iterable[str]) -> list[str]:
-    """A note for each given name that is close to a known one; other unknown names are settings of other things."""
-    names = tuple(known)
-    unknown = [name for name in given if name not in names]
-    near = {name: [other for other in names if _close(name, other)] for name in unknown}
-    return [
-        f"`{name}` is not read; did you mean {' or '.join(f'`{x}`' for x in meant)}?"
-        for name, meant in near.items()
-        if meant
-    ]
-
-
-def _close(name: str, other: str) -> bool:
-    """Whether each word is close: `per_device_eval_batch_size` as a whole is like `per_device_train_batch_size`."""
-    if _letters(name) == _letters(other):
-        return True
-    words, others = _words(name), _words(other)
-    return len(words) == len(others) and all(map(_alike, words, others))
-
-
-def _alike(word: str, other: str) -> bool:
-    same = sum(block.size for block in SequenceMatcher(None, word, other).get_matching_blocks())
-    letters = len(word) + len(other)
-    return letters - 2 * same <= DIFFERENT and 2 * same >= LIKENESS * letters
-
-
-def _words(name: str) -> list[str]:
-    return re.split(r"[-._]", name.lower())
-
-
-def _letters(name: str) -> str:
-    return "".join(_words(name))
-
-
 # Which framework a configuration file is of, and the run that it starts.
 
 LIKE_A_KL = re.compile(r"(?:^|[._])(?:kl|beta(?![a-z0-9])|estimator)")
@@ -151,9 +109,6 @@ LIKE_A_KL = re.compile(r"(?:^|[._])(?:kl|beta(?![a-z0-9])|estimator)")
 
 CONFIGURATION_FILES = ("config", "config_name", "config_path", "override_config_file")
 """Settings that name a file; the last one is Tunix's."""
-
-OWN_CONFIGURATIONS = ("ppo_trainer", "ppo_megatron_trainer")
-"""Configurations of verl itself, whose defaults are those of `klgrad.frameworks.verl.KNOWN`."""
 
 
 def read_run(
@@ -172,7 +127,7 @@ def read_run(
 
     Returns:
         The settings of its KL, and what to change for the reverse KL. Missing settings have the framework's defaults.
-        Unknown ones are ignored, with a note for names that are close to one that matters.
+        Unknown ones are ignored.
 
     Raises:
         RunFileError: for a file that cannot be read, is of no known framework, has a value that cannot be, or says
@@ -189,8 +144,7 @@ def read_run(
     """
     if framework is not None and framework not in READERS:
         raise UnknownNameError("framework with a configuration that can be read", framework, READERS)
-    reads = [_with_files(read, path) for read in read_settings(path)]
-    told = [(read, _framework_of(read)) for read in reads]
+    told = [(read, _framework_of(read)) for read in read_settings(path)]
     chosen = [(read, of) for read, of in told if of and framework in (None, of)]
     if not chosen and framework is not None:  # its settings are looked for in what is of no known framework
         chosen = [(read, framework) for read, of in told if of is None]
@@ -248,8 +202,7 @@ def _not_recognised(path: Path, framework: str | None, others: list[str]) -> Run
 def _run(read: Reading, framework: str, trainer: str | None, settings: dict[str, str], path: Path) -> Run | None:
     """The run, or None if no setting was recognised and nothing else tells what is run."""
     reader = READERS[framework]
-    written = _in_full(read.settings, reader) if read.program and reader.abbreviates else read.settings
-    named, notes = _named(written, framework)
+    named, notes = _named(read.settings, framework)
     given, set_notes = _named(settings, framework)
     for name in given:
         if name not in reader.known and not name.startswith(reader.sections):
@@ -262,15 +215,12 @@ def _run(read: Reading, framework: str, trainer: str | None, settings: dict[str,
     if not run.given and not is_told:
         return None
     if any(name in reader.old for name in read.settings):
-        run = replace(run, changes=_with_old_names(run.changes, reader))
-    near = mistyped((*named, *read.not_literal), run.settings)
+        run.changes = _with_old_names(run.changes, reader)
     literal = [note for note in read.notes if not note.startswith("`") or note.split("`")[1] in run.settings]
     outside = _from_outside(read, reader, named, run, given)
-    return replace(
-        run,
-        notes=(*run.notes, *notes, *set_notes, *literal, *outside, *near),
-        overrides=tuple(name for name in run.given if name in given),
-    )
+    run.notes += [*notes, *set_notes, *literal, *outside]
+    run.overrides = [name for name in run.given if name in given]
+    return run
 
 
 def _named(settings: dict[str, Any], framework: str) -> tuple[dict[str, Any], list[str]]:
@@ -288,22 +238,12 @@ def _named(settings: dict[str, Any], framework: str) -> tuple[dict[str, Any], li
     return named, notes
 
 
-def _in_full(settings: dict[str, Any], reader: Reader) -> dict[str, Any]:
-    """The settings of a command, where the beginning of a name that only one has is that name."""
-    names = (*reader.known, *(f"no_{name}" for name in reader.known))
-    meant = {short: [name for name in names if name.startswith(short)] for short in settings if short not in names}
-    full: dict[str, Any] = {}
-    for short, value in settings.items():  # the last one holds
-        full[meant[short][0] if len(meant.get(short, [])) == 1 else short] = value
-    return full
-
-
-def _with_old_names(changes: tuple[Change, ...], reader: Reader) -> tuple[Change, ...]:
+def _with_old_names(changes: list[Change], reader: Reader) -> list[Change]:
     """The changes by the names that an earlier release has."""
     old = {new: name for name, new in reader.old.items()}
     renamed = lambda change: {"name": old[change.name]}
     late = lambda change: {"why": f"{change.why}; releases with the old flags lack it"}
-    return tuple(replace(x, **(renamed(x) if x.name in old else late(x))) for x in changes)
+    return [replace(x, **(renamed(x) if x.name in old else late(x))) for x in changes]
 
 
 def _refuse_unread(read: Reading, framework: str, named: dict[str, object], given: dict[str, object]) -> None:
@@ -316,13 +256,11 @@ def _refuse_unread(read: Reading, framework: str, named: dict[str, object], give
         values = " ".join(f"--set {name}=VALUE" for name in open_values)
         raise RunFileError("values that are known without running the script", written, f"add {values}")
     for name, value in {**dict.fromkeys(read.not_literal), **named}.items():
-        if any(other.startswith(f"{name}.") for other in reader.known) and value not in (None, ""):
-            raise RunFileError(f"each setting of {name} by its own name", f"{name} as a whole", f"{remedy}")
+        is_known = name in reader.known
+        if not is_known and value not in (None, "") and any(other.startswith(name) for other in reader.known):
+            raise RunFileError("each setting by its whole name", f"{name}, the beginning of others", remedy)
         if name in names_like_a_kl([name], framework):
-            near = mistyped([name], reader.known)
-            meant = f"; {near[0].partition('; ')[2]}" if near else ""
-            received = f"{name}, which may be of a KL"
-            raise RunFileError(f"settings of {reader.title} that are known", received, f"{remedy}{meant}")
+            raise RunFileError(f"settings of {reader.title} that are known", f"{name}, which may be of a KL", remedy)
     for word in read.unread:
         if reader.elsewhere and reader.elsewhere.fullmatch(word):
             continue
@@ -331,56 +269,38 @@ def _refuse_unread(read: Reading, framework: str, named: dict[str, object], give
 
 
 def _from_outside(read: Reading, reader: Reader, named: dict[str, Any], run: Run, given: dict[str, Any]) -> list[str]:
-    """Notes on variables of the environment."""
-    old = {name: reader.old.get(name, name) for name in read.environment}
-    used = {
-        old[name]: variables
-        for name, variables in read.environment.items()
-        if variables and old[name] in run.settings and old[name] not in given
-    }
-    notes = [
-        f"`{name}` is {named[name]} unless {_outside(variables)}." for name, variables in used.items() if name in named
-    ]
-    unset = " and ".join(dict.fromkeys(read.unset))
+    """Notes on variables of the environment and on the script's arguments."""
+    notes = []
+    for name, variables in read.environment.items():
+        today = reader.old.get(name, name)
+        if variables and today in run.settings and today in named and today not in given:
+            others = " or ".join(f"${variable}" for variable in dict.fromkeys(variables))
+            notes.append(f"`{today}` is {named[today]} unless {others} is another.")
     notes += [f"What is in {word} is not read: it is no setting of a KL by convention." for word in read.unread]
-    return [*notes, *([f"The script does not set {unset}: settings in it are not read."] if unset else [])]
+    unset = " and ".join(dict.fromkeys(read.unset))
+    return notes + [f"The script does not set {unset}: settings in it are not read."] * bool(unset)
 
 
-def _outside(variables: tuple[str, ...]) -> str:
-    names = dict.fromkeys(variables)
-    arguments = [f"the script's argument {name} is another" for name in names if name.isdigit()]
-    others = " or ".join(name for name in names if not name.isdigit())
-    return " or ".join([*([f"the environment has another {others}"] if others else []), *arguments])
-
-
-def _with_files(read: Reading, path: Path) -> Reading:
-    """With the settings of the files that a command or a list of defaults names; those of the command hold."""
-    if path.suffix.lower() == ".py":
-        return read
-    if path.suffix.lower() in DATA:
-        base = _defaults(path) if any(name == "defaults" for name in read.settings) else {}
-        return replace(read, settings={**base, **{n: x for n, x in read.settings.items() if n != "defaults"}})
-    told = _framework_of(read)
+def _with_its_file(read: Reading, path: Path) -> Reading:
+    """With the settings of the file that a command names; those of the command hold."""
     is_hydra = any(name in read.settings for name in ("config_name", "config_path", "config_dir"))
     name = read.settings.get("config_name" if is_hydra else "config") or read.settings.get("override_config_file")
     if name is None and not is_hydra:
         return read
-    folder = read.settings.get("config_path") or read.settings.get("config_dir")
+    file = str(name)
     if is_hydra:
+        folder = read.settings.get("config_path") or read.settings.get("config_dir")
         own = str(name or "ppo_trainer").removesuffix(".yaml")
-        if folder in (None, "config", "./config") and own in OWN_CONFIGURATIONS and told == "verl":
+        if folder in (None, "config", "./config") and own in OWN_CONFIGURATIONS and _framework_of(read) == "verl":
             return read
         file = f"{folder}/{own}.yaml" if folder else f"{own}.yaml"
-    else:
-        file = str(name)
     base_file = _beside(file, path)
     if base_file is None:
         remedy = "give that file by --config, and what the script changes by --set NAME=VALUE"
         raise RunFileError("the settings of the run", f"{file}: what is in {file} is not read", remedy)
-    base = {**(_defaults(base_file) if is_hydra else {}), **read_data(base_file)}
     own_settings = {n: x for n, x in read.settings.items() if n not in CONFIGURATION_FILES}
     note = f"With the settings of {base_file}."
-    return replace(read, settings={**base, **own_settings}, notes=(*read.notes, note))
+    return replace(read, settings={**read_data(base_file), **own_settings}, notes=(*read.notes, note))
 
 
 def _beside(file: str, path: Path) -> Path | None:
@@ -389,28 +309,6 @@ def _beside(file: str, path: Path) -> Path | None:
         return None
     folders = [Path.cwd(), *path.resolve().parents]
     return next((folder / file for folder in folders if (folder / file).is_file()), None)
-
-
-def _defaults(path: Path) -> dict[str, object]:
-    """The settings of the configurations in the list `defaults` of a file of Hydra."""
-    listed = loaded(path.read_text(encoding="utf-8"), path).get("defaults")
-    listed = [listed] if isinstance(listed, str) else listed  # as NeMo-RL has it
-    settings: dict[str, object] = {}
-    if not isinstance(listed, list):
-        return settings
-    if "_self_" in listed[:-1]:
-        remedy = "write _self_ last, or leave it out"
-        raise RunFileError("settings that its defaults do not replace", f"{path} with _self_ before others", remedy)
-    for entry in listed:
-        if entry == "_self_" or entry in OWN_CONFIGURATIONS:
-            continue
-        file = path.parent / f"{entry.removesuffix('.yaml')}.yaml" if isinstance(entry, str) else None
-        if file is None or not file.is_file():
-            written = entry if isinstance(entry, str) else "a group of configurations"
-            remedy = "write its settings into the file; Hydra prints all values with --cfg job --resolve"
-            raise RunFileError("the settings of the run", f"{path} with {written} among its defaults", remedy)
-        settings |= {**_defaults(file), **read_data(file)}
-    return settings
 
 
 def names_like_a_kl(names: Iterable[str], framework: str) -> list[str]:

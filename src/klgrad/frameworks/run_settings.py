@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -71,47 +71,6 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Run:
-    """The KL of a run.
-
-    Attributes:
-        framework: its name in `klgrad audit`.
-        trainer: the trainer or the place in the framework, in words.
-        settings: the settings that matter, with the framework's defaults where the file has none.
-        given: those of them that the file has.
-        parts: its KLs; none if the run has no KL.
-        stale: why completions are not samples of the policy that is updated; empty if they are.
-        target: the reverse KL that `changes` lead to; None where no setting does.
-        changes: what to change for it.
-        notes: further remarks.
-        overrides: those of `given` that were given beside the file.
-        unread: coefficients and switches of a KL that are set and that this run never reads, with the reason.
-    """
-
-    framework: str
-    trainer: str
-    settings: dict[str, Any]
-    given: tuple[str, ...]
-    parts: tuple[KLPart, ...]
-    stale: tuple[str, ...]
-    target: Verdict | None
-    changes: tuple[Change, ...]
-    notes: tuple[str, ...] = field(default=())
-    overrides: tuple[str, ...] = ()
-    unread: dict[str, str] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        """Refuse a KL that is climbed: the audits are of the loss with a positive coefficient."""
-        for part in self.parts:
-            if not part.coefficient >= 0:  # NaN is refused too
-                raise RunFileError(
-                    f"a coefficient of at least 0 for the KL in the {part.place}",
-                    f"{part.coefficient:g}",
-                    "a negative coefficient rewards distance from the reference; remove the sign, or write 0 for no KL",
-                )
-
-
-@dataclass(frozen=True)
 class Reading:
     """What a file says.
 
@@ -153,7 +112,6 @@ class Reader:
         sections: how the names of further settings begin that are read.
         old: names of earlier releases, by those of today.
         old_note: what is said where they are read.
-        abbreviates: whether a command may have the beginning of a name in its place.
         source: where and when its formulae were read; empty where only its own code is audited.
         flags: whether a script gives settings as `--name value`, and not as `name=value`; and how words are joined.
         elsewhere: words of a command that are left unread, because they have no setting of a KL by convention.
@@ -161,7 +119,7 @@ class Reader:
 
     title: str
     known: dict[str, object]
-    read: Callable[[dict[str, Any], str | None], Run]
+    read: "Callable[[dict[str, Any], str | None], Run]"
     programs: re.Pattern[str]
     beginnings: tuple[str, ...] = ()
     telling: tuple[str, ...] = ()
@@ -170,7 +128,6 @@ class Reader:
     sections: tuple[str, ...] = ()
     old: dict[str, str] = field(default_factory=dict)
     old_note: str = ""
-    abbreviates: bool = False
     source: str = ""
     flags: Literal["", "_", "-"] = ""
     elsewhere: re.Pattern[str] | None = None
@@ -180,23 +137,43 @@ OTHER_PROGRAMS = r"(?!.*(sft|generat|serve|tinker|eval|merge))"
 """Programs of the same packages that train by no reward."""
 
 
-class RunDraft:
-    """What a reader finds in the settings of a run, of which it makes a `Run`.
+SEVERAL = "several updates use the same completions"
+EARLIER = "completions of earlier policies are trained on"
+"""Why completions are stale."""
 
-    A name stands for the setting of that name or, where there is none, for that of the first section that has it.
+
+class Run:
+    """The KL of a run, which the reader of its framework fills in.
+
+    Its settings are items: a name stands for the setting of that name or, where there is none, for that of the first
+    section that has it.
 
     Attributes:
-        settings: with the framework's defaults for those that the file has not.
-        parts, changes, notes, unread: those of the `Run`.
+        framework: its name in `klgrad audit`.
+        trainer: the trainer or the place in the framework, in words.
+        settings: the settings that matter, with the framework's defaults where the file has none.
+        given: those of them that the file has.
+        values: all settings of the file.
+        parts: its KLs; none if the run has no KL.
+        stale: why completions are not samples of the policy that is updated; empty if they are.
+        target: the reverse KL that `changes` lead to; None where no setting does.
+        changes: what to change for it.
+        notes: further remarks.
+        overrides: those of `given` that were given beside the file.
+        unread: coefficients and switches of a KL that are set and that this run never reads, with the reason.
     """
 
-    def __init__(self, framework: str, given: dict[str, object], known: dict[str, object], *sections: str) -> None:
-        self.framework, self.given, self.sections = framework, given, ("", *sections)
-        self.named = tuple(name for name in known if name in given)
-        self.settings = known | {name: as_type(name, given[name], known[name]) for name in self.named}
+    def __init__(self, framework: str, values: dict[str, Any], known: dict[str, object], *sections: str) -> None:
+        self.framework, self.values, self.sections = framework, values, ("", *sections)
+        self.given = [name for name in known if name in values]
+        self.settings = known | {name: as_type(name, values[name], known[name]) for name in self.given}
+        self.trainer = ""
+        self.target: Verdict | None = None
         self.parts: list[KLPart] = []
+        self.stale: list[str] = []
         self.changes: list[Change] = []
         self.notes: list[str] = []
+        self.overrides: list[str] = []
         self.unread: dict[str, str] = {}
 
     def name_of(self, name: str) -> str:
@@ -220,27 +197,41 @@ class RunDraft:
         if not self[name]:
             self.change(name, value, why)
 
-    def run(self, trainer: str, stale: Mapping[str, object], target: Verdict | None) -> Run:
-        """The run; its KLs are those with a coefficient, and `stale` says of each reason whether it holds."""
-        return Run(
-            self.framework,
-            trainer,
-            self.settings,
-            self.named,
-            tuple(part for part in self.parts if part.coefficient),
-            tuple(reason for reason, holds in stale.items() if holds),
-            target,
-            tuple(self.changes),
-            tuple(self.notes),
-            unread=self.unread,
-        )
+    def is_stale_above(self, update: str, *rows: str) -> None:
+        """Completions are stale if a rollout, the product of `rows`, is larger than an update."""
+        of = lambda name: f"{self.name_of(name)}={self[name]}"
+        if 0 < self[update] < math.prod(self[name] for name in rows):
+            self.stale.append(f"{' times '.join(map(of, rows))} above {of(update)}: {SEVERAL}")
+
+    def is_stale_by(self, name: str, reason: str, least: int = 1) -> None:
+        """Completions are stale if a setting has at least this value."""
+        if self[name] >= least:
+            self.stale.append(f"{self.name_of(name)}={self[name]}: {reason}")
+
+    def is_sampled_by(self, engine: str) -> None:
+        """Completions are stale, because another program samples them."""
+        self.stale.append(f"sampled with {engine}, whose log-probs differ from those of the trainer")
+
+    def of(self, trainer: str, target: Verdict | None) -> "Run":
+        """This run, of a trainer; its KLs are those with a coefficient."""
+        self.trainer, self.target = trainer, target
+        self.parts = [part for part in self.parts if part.coefficient]
+        for part in self.parts:  # the audits are of the loss with a positive coefficient
+            if not part.coefficient >= 0:  # NaN is refused too
+                raise RunFileError(
+                    f"a coefficient of at least 0 for the KL in the {part.place}",
+                    f"{part.coefficient:g}",
+                    "a negative coefficient rewards distance from the reference; remove the sign, or write 0 for no KL",
+                )
+        return self
 
 
 def as_type(name: str, value: Any, default: Any) -> Any:
     """A value of a file, where `1e-3` may be a string, as a value of the type of the default."""
     kind = type(default)
+    remedy = f"write {name}: {default or 0.04 if kind is float else default}, for example"
     if isinstance(value, list | dict | tuple | set):  # never written out: aliases of YAML may make it endless
-        raise RunFileError(f"{name} as one value", f"a {type(value).__name__}", _remedy(name, None, default))
+        raise RunFileError(f"{name} as one value", f"a {type(value).__name__}", remedy)
     if isinstance(value, str) and ("$" in value or "`" in value):
         hydra = "; Hydra prints all values with --cfg job --resolve" if "." in name else ""
         raise RunFileError(f"a value for {name}", repr(value), f"give it by --set {name}=VALUE{hydra}")
@@ -256,22 +247,7 @@ def as_type(name: str, value: Any, default: Any) -> Any:
             return kind(value)
         return str(value)
     except (KeyError, ValueError, TypeError):
-        raise RunFileError(f"{name} as {KINDS[kind]}", repr(value), _remedy(name, value, default)) from None
-
-
-def _remedy(name: str, value: object, default: object) -> str:
-    return f"write {name}: {_example(value, default)}, for example"
-
-
-def _example(value: object, default: object) -> object:
-    """The number in the text, if there is one; the default otherwise, or a usual β where that is 0."""
-    kind = type(default)
-    if kind not in (int, float):
-        return default
-    numbers = NUMBER.findall(value) if isinstance(value, str) else []
-    number = float(numbers[0]) if len(numbers) == 1 else -1.0
-    usable = 0 <= number < math.inf and (kind is float or number.is_integer())
-    return kind(number) if usable else default or 0.04
+        raise RunFileError(f"{name} as {KINDS[kind]}", repr(value), remedy) from None
 
 
 BOOLEANS = {
@@ -279,7 +255,6 @@ BOOLEANS = {
 }
 """As the parser of TRL takes them; the others take true and false only."""
 
-NUMBER = re.compile(r"-?\d*\.?\d+(?:[eE][-+]?\d+)?")
 KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
 
 

@@ -19,10 +19,9 @@ from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from ..errors import RunFileError
-from ..targets import Descends
-from .framework import Default, Framework, Home, SettingLines, in_place
-from .harness import bare, instead, load_all, named, scores, standing_in, subject, untrained
-from .run_settings import ADAPTS, OTHER_PROGRAMS, KLPart, Reader, Run, RunDraft, Why
+from .framework import Default, Framework
+from .harness import bare, instead, load, named, scores, standing_in, subject, untrained
+from .run_settings import ADAPTS, OTHER_PROGRAMS, SEVERAL, KLPart, Reader, Run, Why
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -112,7 +111,7 @@ def in_reward(
 @cache
 def modules() -> dict[str, ModuleType]:
     """The loaded files by name."""
-    return load_all("skyrl", FILES, stand_ins=STAND_INS)
+    return load("skyrl", *FILES, stand_ins=STAND_INS)
 
 
 def _trainer(estimator: str, advantage: str, lambd: float, more: str) -> Any:
@@ -223,68 +222,51 @@ HARMLESS = tuple(f"{ALGORITHM}{name}" for name in ("kl_ctrl.type", "kl_ctrl.kl_t
 )
 """What adapts β, and a policy loss."""
 
-ENGINE = "SkyRL samples with an inference engine, whose log-probs differ from those of the trainer"
-
 
 def read_config(given: dict[str, Any], _: str | None = None) -> Run:
     """Read the settings of a SkyRL trainer, with SkyRL's defaults for those that are missing."""
-    draft = RunDraft("skyrl", given, KNOWN, ALGORITHM)
-    in_reward, in_loss = draft["use_kl_in_reward"], draft["use_kl_loss"]
+    run = Run("skyrl", given, KNOWN, ALGORITHM)
+    in_reward, in_loss = run["use_kl_in_reward"], run["use_kl_loss"]
     if in_reward and in_loss:
         received, remedy = "both (use_kl_loss is on by default)", "switch one off: SkyRL refuses both"
         raise RunFileError("use_kl_loss or use_kl_in_reward", received, remedy)
-    estimator = draft.one_of("kl_estimator_type", ("k1", "k2", "k3", "abs"))
+    run.is_stale_above("trainer.policy_mini_batch_size", "trainer.train_batch_size")
+    run.is_stale_by("trainer.update_epochs_per_batch", SEVERAL, least=2)
+    run.is_sampled_by("an inference engine")
+    estimator = run.one_of("kl_estimator_type", ("k1", "k2", "k3", "abs"))
     if not in_reward:
-        draft.switch_on("use_kl_loss", True, "without it SkyRL has no KL")
-    draft.switch_on("kl_loss_coef", 0.001, "at 0 there is no KL")
+        run.switch_on("use_kl_loss", True, "without it SkyRL has no KL")
+    run.switch_on("kl_loss_coef", 0.001, "at 0 there is no KL")
     if in_reward:
-        draft.parts.append(_read_reward(draft, estimator))
-        draft.notes += [ADAPTS] * (given.get(f"{ALGORITHM}kl_ctrl.type") == "adaptive")
-        return draft.run("its trainer", _stale(draft), "reverse-kl-sequence")
-    draft.change("kl_estimator_type", "k2", Why.AS_LOSS.get(estimator, Why.CUT_K3))
-    part = KLPart("loss", f"skyrl use_kl_loss kl_estimator_type={estimator}", draft["kl_loss_coef"])
-    draft.parts += [part] * in_loss
-    draft.notes.append(
+        run.parts.append(_read_reward(run, estimator))
+        run.notes += [ADAPTS] * (given.get(f"{ALGORITHM}kl_ctrl.type") == "adaptive")
+        return run.of("its trainer", "reverse-kl-sequence")
+    run.change("kl_estimator_type", "k2", Why.AS_LOSS.get(estimator, Why.CUT_K3))
+    part = KLPart("loss", f"skyrl use_kl_loss kl_estimator_type={estimator}", run["kl_loss_coef"])
+    run.parts += [part] * in_loss
+    run.notes.append(
         "SkyRL divides a KL in the loss by the length of each completion, for every loss_reduction: no setting is "
         "the reverse KL where lengths vary. `klgrad advise skyrl --level token` has code that is."
     )
-    return draft.run("its trainer", _stale(draft), "reverse-kl-token")
+    return run.of("its trainer", "reverse-kl-token")
 
 
-def _read_reward(draft: RunDraft, estimator: str) -> KLPart:
-    kind, mode, by_std = (draft[x] for x in ("advantage_estimator", "loss_reduction", "grpo_norm_by_std"))
-    draft.change("kl_estimator_type", "k1", Why.ONLY_K1)
+def _read_reward(run: Run, estimator: str) -> KLPart:
+    kind, mode, by_std = (run[x] for x in ("advantage_estimator", "loss_reduction", "grpo_norm_by_std"))
+    run.change("kl_estimator_type", "k1", Why.ONLY_K1)
     if kind == "grpo" and by_std:
-        draft.change("grpo_norm_by_std", False, Why.GROUP_STD)
+        run.change("grpo_norm_by_std", False, Why.GROUP_STD)
     elif kind not in ("grpo", "rloo"):
-        draft.change("advantage_estimator", "rloo", Why.BATCH_STD if kind in WHITENED else Why.NOT_AUDITED)
+        run.change("advantage_estimator", "rloo", Why.BATCH_STD if kind in WHITENED else Why.NOT_AUDITED)
     averaged = mode == "token_mean"
     why = f"{Why.MEAN_OVER_TOKENS if averaged else 'it divides by lengths'}; set max_seq_len with it"
-    draft.change("loss_reduction", SUM, why, optional=averaged)
+    run.change("loss_reduction", SUM, why, optional=averaged)
     advantage = "gae critic=0" if kind == "gae" else kind
     advantage += " without std" if kind == "grpo" and not by_std else ""
     averaged = (estimator, kind, mode) in (("k3", "grpo", "token_mean"), ("k1", "rloo", "token_mean"))
     loss = f"skyrl use_kl_in_reward estimator={estimator} advantage={advantage}{' token_mean' if averaged else ''}"
     caveat = "" if averaged or mode == SUM else f"Audited with loss_reduction={SUM}: {mode} divides by lengths as well."
-    return KLPart("reward", loss, draft["kl_loss_coef"], caveat=caveat)
-
-
-def _stale(draft: RunDraft) -> dict[str, bool]:
-    sizes = ("train_batch_size", "policy_mini_batch_size", "update_epochs_per_batch")
-    batch, mini, epochs = (draft[f"trainer.{x}"] for x in sizes)
-    return {
-        f"train_batch_size={batch} above policy_mini_batch_size={mini}: several updates use a batch": batch > mini,
-        f"update_epochs_per_batch={epochs}: a batch is used for several updates": epochs > 1,
-        ENGINE: True,
-    }
-
-
-TENSORS = {
-    "logp": "action_log_probs",
-    "ref_logp": "base_action_log_probs",
-    "mask": "loss_mask",
-    "behavior_logp": "rollout_action_logprobs",
-}
+    return KLPart("reward", loss, run["kl_loss_coef"], caveat=caveat)
 
 
 FRAMEWORK = Framework(
@@ -294,40 +276,6 @@ FRAMEWORK = Framework(
     subjects,
     Default("k3 as a loss", "skyrl use_kl_loss kl_estimator_type=k3"),
     whole_losses=policy_losses,
-    settings={
-        ("reverse", "sequence"): SettingLines(
-            "trainer.algorithm.use_kl_loss=false\n"
-            "trainer.algorithm.use_kl_in_reward=true\n"
-            "trainer.algorithm.kl_estimator_type=k1\n"
-            "trainer.algorithm.advantage_estimator=rloo\n"
-            "trainer.algorithm.loss_reduction=seq_mean_token_sum_norm\n"
-            "trainer.algorithm.max_seq_len=4096",
-            "skyrl use_kl_in_reward estimator=k1 advantage=rloo",
-            Descends("reverse-kl-sequence", "unknown"),
-            "In the reward k3, the default, descends no divergence. With off_policy_correction.tis_ratio_type=sequence "
-            "and sequence_tis_ratio_clip_high out of reach it holds for an inference engine's samples too, on the "
-            "first update after a rollout, at a variance that grows with the length.",
-            "seq_mean_token_sum_norm divides the policy loss by rows x max_seq_len, where token_mean, the default, "
-            "divides by the tokens of the batch: gradients are smaller by mean length / max_seq_len. rloo needs "
-            "several completions per prompt.",
-        ),
-        ("reverse", "token"): SettingLines(
-            "trainer.algorithm.use_kl_loss=true\ntrainer.algorithm.kl_estimator_type=k2",
-            "skyrl use_kl_loss kl_estimator_type=k2",
-            Descends("unknown", "unknown"),
-            "It divides by each completion's length: reverse-kl-token only where all are equally long.",
-            "none; loss_reduction reduces the policy loss only.",
-        ),
-    },
-    home=Home(
-        "PolicyWorkerBase._forward_backward_micro, in the place of the two lines that compute kl_loss",
-        in_place("kl_loss = kl.loss", TENSORS),
-        "PolicyWorkerBase._forward_backward_micro(self, experience, ...)",
-        TENSORS,
-        "Leave trainer.algorithm.use_kl_loss=true: without it SkyRL loads no reference. Its next line multiplies by "
-        "kl_loss_coef, which is β. The KL is summed over each completion and averaged over completions, while "
-        "loss_reduction reduces the policy loss.",
-    ),
     reader=Reader(
         "SkyRL",
         KNOWN,

@@ -17,7 +17,7 @@ from .formulae import (
     ratio_of,
 )
 from .framework import Default, Framework
-from .run_settings import KLPart, Reader, Run, RunDraft, Why
+from .run_settings import SEVERAL, KLPart, Reader, Run, Why
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -87,92 +87,83 @@ WITHOUT_KL = ("grpo", "gspo", "cispo")
 
 ESTIMATORS = (*WITHOUT_KL, "ppo", "reinforce_plus_plus", "reinforce_plus_plus_baseline")
 KINDS = ("k1", "k2", "k3", "low_var_kl")
-ENGINE = "slime samples with SGLang, whose log-probs differ from those of the trainer"
 ONLY_LOGGED = "use_kl_loss with kl_loss_coef=0: the reference is scored and the KL logged, and nothing is descended."
 MOVES = "The reference is replaced by the policy every {} rollouts: a KL to it is no distance from the start."
 
 
 def read_config(given: dict[str, Any], _: str | None = None) -> Run:
     """Read the flags, with slime's defaults for those that are missing."""
-    draft = RunDraft("slime", given, KNOWN)
-    draft.one_of("kl_loss_type", KINDS)
-    estimator = draft.one_of("advantage_estimator", ESTIMATORS)
-    draft.one_of("loss_type", ("policy_loss",))
-    draft.one_of("custom_advantage_function_path", ("",))
-    reduction = OVER_TOKENS if draft["calculate_per_token_loss"] else OVER_COMPLETIONS
-    in_reward = draft["kl_coef"] != 0 and estimator not in WITHOUT_KL
-    in_loss = draft["use_kl_loss"] and draft["kl_loss_coef"] != 0
-    if in_loss or not (in_reward or draft["use_opd"]):
-        part = _read_loss(draft, reduction)
-        draft.parts += [part] * in_loss
+    run = Run("slime", given, KNOWN)
+    run.one_of("kl_loss_type", KINDS)
+    estimator = run.one_of("advantage_estimator", ESTIMATORS)
+    run.one_of("loss_type", ("policy_loss",))
+    run.one_of("custom_advantage_function_path", ("",))
+    reduction = OVER_TOKENS if run["calculate_per_token_loss"] else OVER_COMPLETIONS
+    in_reward = run["kl_coef"] != 0 and estimator not in WITHOUT_KL
+    in_loss = run["use_kl_loss"] and run["kl_loss_coef"] != 0
+    if in_loss or not (in_reward or run["use_opd"]):
+        part = _read_loss(run, reduction)
+        run.parts += [part] * in_loss
     if in_reward:
-        draft.parts.append(_read_reward(draft, reduction))
-    if draft["use_opd"]:
-        form = InReward("k1", discount=0.0, whitened=draft["normalize_advantages"])
-        name = f"--use-opd{' --normalize-advantages' * form.whitened}{_per_token(draft)}"
-        draft.parts.append(part_of("slime", name, form, reduction, draft["opd_kl_coef"], TEACHER, "advantage"))
-    if any(part.coefficient for part in draft.parts):
-        draft.switch_on("calculate_per_token_loss", True, f"{Why.LENGTH}, in the policy loss too")
-    draft.notes += [MOVES.format(draft["ref_update_interval"])] * (draft["ref_update_interval"] > 0)
-    draft.notes += [ONLY_LOGGED] * (draft["use_kl_loss"] and not in_loss)
-    draft.notes += ["Both KLs are on: their gradients add up."] * (sum(x.coefficient != 0 for x in draft.parts) > 1)
-    if draft["kl_coef"] and estimator in WITHOUT_KL:
+        run.parts.append(_read_reward(run, reduction))
+    if run["use_opd"]:
+        form = InReward("k1", discount=0.0, whitened=run["normalize_advantages"])
+        name = f"--use-opd{' --normalize-advantages' * form.whitened}{_per_token(run)}"
+        run.parts.append(part_of("slime", name, form, reduction, run["opd_kl_coef"], TEACHER, "advantage"))
+    if any(part.coefficient for part in run.parts):
+        run.switch_on("calculate_per_token_loss", True, f"{Why.LENGTH}, in the policy loss too")
+    run.notes += [MOVES.format(run["ref_update_interval"])] * (run["ref_update_interval"] > 0)
+    run.notes += [ONLY_LOGGED] * (run["use_kl_loss"] and not in_loss)
+    run.notes += ["Both KLs are on: their gradients add up."] * (sum(x.coefficient != 0 for x in run.parts) > 1)
+    if run["kl_coef"] and estimator in WITHOUT_KL:
         why = f"the advantages of {estimator} are the rewards alone; the reference is loaded and scored all the same"
-        draft.unread["kl_coef"] = why
-    if not draft["use_kl_loss"]:
-        draft.unread |= {x: "use_kl_loss is not set" for x in ("kl_loss_coef", "use_unbiased_kl") if draft[x]}
+        run.unread["kl_coef"] = why
+    if not run["use_kl_loss"]:
+        run.unread |= {x: "use_kl_loss is not set" for x in ("kl_loss_coef", "use_unbiased_kl") if run[x]}
     is_sequence = in_reward and estimator != TOKEN_LEVEL
-    return draft.run(estimator, _stale(draft), "reverse-kl-sequence" if is_sequence else "reverse-kl-token")
+    run.is_stale_by("num_steps_per_rollout", SEVERAL, least=2)
+    if run["num_steps_per_rollout"] <= 1:
+        run.is_stale_above("global_batch_size", "rollout_batch_size", "n_samples_per_prompt")
+    run.is_sampled_by("SGLang")
+    return run.of(estimator, "reverse-kl-sequence" if is_sequence else "reverse-kl-token")
 
 
 TOKEN_LEVEL = "reinforce_plus_plus_baseline"
 TEACHER = "ref is the teacher here. The advantages of the rewards are added to it."
 
 
-def _per_token(draft: RunDraft) -> str:
-    return " --calculate-per-token-loss" * draft["calculate_per_token_loss"]
+def _per_token(run: Run) -> str:
+    return " --calculate-per-token-loss" * run["calculate_per_token_loss"]
 
 
-def _read_loss(draft: RunDraft, reduction: str) -> KLPart:
-    kind, unbiased = draft["kl_loss_type"], draft["use_unbiased_kl"]
-    draft.switch_on("use_kl_loss", True, "without it slime has no KL in the loss")
-    draft.switch_on("kl_loss_coef", 0.001, "at 0 there is no KL")
+def _read_loss(run: Run, reduction: str) -> KLPart:
+    kind, unbiased = run["kl_loss_type"], run["use_unbiased_kl"]
+    run.switch_on("use_kl_loss", True, "without it slime has no KL in the loss")
+    run.switch_on("kl_loss_coef", 0.001, "at 0 there is no KL")
     if not ((kind == "k2" and not unbiased) or (kind in ("k1", "k3") and unbiased)):
         why = {"k1": Why.AS_LOSS["k1"], "k2": "k2 times a ratio with a gradient is no divergence's", "k3": Why.K3}
-        draft.change("kl_loss_type", "k3", why.get(kind, Why.CLAMPED_K3))
-        draft.switch_on("use_unbiased_kl", True, "the ratio turns k3 into the reverse KL")
-    name = f"--use-kl-loss --kl-loss-type {kind}{' --use-unbiased-kl' * unbiased}{_per_token(draft)}"
-    return part_of("slime", name, _form(kind, unbiased), reduction, draft["kl_loss_coef"])
+        run.change("kl_loss_type", "k3", why.get(kind, Why.CLAMPED_K3))
+        run.switch_on("use_unbiased_kl", True, "the ratio turns k3 into the reverse KL")
+    name = f"--use-kl-loss --kl-loss-type {kind}{' --use-unbiased-kl' * unbiased}{_per_token(run)}"
+    return part_of("slime", name, _form(kind, unbiased), reduction, run["kl_loss_coef"])
 
 
-def _read_reward(draft: RunDraft, reduction: str) -> KLPart:
-    kind, estimator, whitened = draft["kl_loss_type"], draft["advantage_estimator"], draft["normalize_advantages"]
-    draft.change("kl_loss_type", "k1", Why.ONLY_K1)
+def _read_reward(run: Run, reduction: str) -> KLPart:
+    kind, estimator, whitened = run["kl_loss_type"], run["advantage_estimator"], run["normalize_advantages"]
+    run.change("kl_loss_type", "k1", Why.ONLY_K1)
     if whitened:
-        draft.change("advantage_estimator", "ppo", f"{estimator} has to be whitened: {Why.BATCH_STD}")
-        draft.change("normalize_advantages", False, Why.BATCH_STD)
+        run.change("advantage_estimator", "ppo", f"{estimator} has to be whitened: {Why.BATCH_STD}")
+        run.change("normalize_advantages", False, Why.BATCH_STD)
     form = InReward(
         "k3" if kind == "low_var_kl" else kind,
-        discount=0.0 if estimator == TOKEN_LEVEL else draft["gamma"],
+        discount=0.0 if estimator == TOKEN_LEVEL else run["gamma"],
         clamp=10.0 if kind == "low_var_kl" else None,
         whitened=whitened,
     )
     name = f"--kl-coef --advantage-estimator {estimator} --kl-loss-type {kind}"
-    name += f"{' --normalize-advantages' * whitened}{_per_token(draft)}"
+    name += f"{' --normalize-advantages' * whitened}{_per_token(run)}"
     caveat = "Audited with a critic that is 0." if estimator == "ppo" else ""
-    return part_of("slime", name, form, reduction, draft["kl_coef"], caveat)
-
-
-def _stale(draft: RunDraft) -> dict[str, bool]:
-    steps, update = draft["num_steps_per_rollout"], draft["global_batch_size"]
-    rows = draft["rollout_batch_size"] * draft["n_samples_per_prompt"]
-    several = "several updates use a rollout"
-    return {
-        f"num_steps_per_rollout={steps}: {several}": steps > 1,
-        f"{rows} completions of a rollout above global_batch_size={update}: {several}": 0 < update < rows
-        and steps <= 1,
-        ENGINE: True,
-    }
+    return part_of("slime", name, form, reduction, run["kl_coef"], caveat)
 
 
 FRAMEWORK = Framework(

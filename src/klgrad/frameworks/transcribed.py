@@ -21,7 +21,7 @@ from .formulae import (
     ratio_of,
 )
 from .framework import Default, Framework
-from .run_settings import KLPart, Reader, Run, RunDraft, one_of
+from .run_settings import EARLIER, KLPart, Reader, Run, one_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -162,21 +162,18 @@ FIXED = "the loss of opd and opsd has a fixed 0.001 in its place"
 
 def read_config(given: dict[str, Any], _: str | None = None) -> Run:
     """Read the algorithms of all sources, with prime-rl's defaults for what is missing."""
-    draft = RunDraft("prime-rl", given, KNOWN)
-    draft.one_of("trainer.loss.type", ("default", "ipo"))
-    algorithms = [one_of("orchestrator.algo.type", x, ALGORITHMS) for x in _algorithms(draft.settings, given)]
-    draft.parts = [_part(x) for x in sorted({x for x in algorithms if x in DISTILLS})]
+    run = Run("prime-rl", given, KNOWN)
+    run.one_of("trainer.loss.type", ("default", "ipo"))
+    algorithms = [one_of("orchestrator.algo.type", x, ALGORITHMS) for x in _algorithms(run.settings, given)]
+    run.parts = [_part(x) for x in sorted({x for x in algorithms if x in DISTILLS})]
     others = sorted({x for x in algorithms if x not in DISTILLS})
     if "trainer.loss.kl_tau" in given and not others:
-        draft.unread["trainer.loss.kl_tau"] = FIXED
-    draft.notes += [TO_SAMPLER.format(draft["trainer.loss.kl_tau"])] * bool(others)
-    draft.notes += [f"Sources with {', '.join(others)} have no KL to a reference."] * bool(others and draft.parts)
-    steps = draft["orchestrator.max_off_policy_steps"]
-    stale = {
-        f"max_off_policy_steps={steps}: completions of earlier policies are trained on": steps > 0,
-        "prime-rl samples with vLLM, whose log-probs differ from those of the trainer": True,
-    }
-    return draft.run(", ".join(dict.fromkeys(algorithms)), stale, "reverse-kl-token")
+        run.unread["trainer.loss.kl_tau"] = FIXED
+    run.notes += [TO_SAMPLER.format(run["trainer.loss.kl_tau"])] * bool(others)
+    run.notes += [f"Sources with {', '.join(others)} have no KL to a reference."] * bool(others and run.parts)
+    run.is_stale_by("orchestrator.max_off_policy_steps", EARLIER)
+    run.is_sampled_by("vLLM")
+    return run.of(", ".join(dict.fromkeys(algorithms)), "reverse-kl-token")
 
 
 def _algorithms(settings: dict[str, Any], given: dict[str, Any]) -> list[str]:

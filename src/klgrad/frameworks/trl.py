@@ -29,10 +29,9 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from ..errors import RunFileError
-from ..targets import Descends
-from .framework import DR_GRPO, Default, Framework, Home, SettingLines
+from .framework import Default, Framework
 from .harness import named, subject
-from .run_settings import KLPart, Reader, Run, RunDraft, Why
+from .run_settings import SEVERAL, KLPart, Reader, Run, Why
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -212,7 +211,6 @@ SHARED = ("beta", "sync_ref_model", "use_vllm", "per_device_train_batch_size", "
 TELLING = (*(name for name in GRPO | RLOO if name not in SHARED), "num_generations", "reward_funcs")
 """Settings that tell a run of these trainers from TRL's others."""
 
-LATER = "the later updates of a generation use completions of an earlier policy"
 USUAL_BETA = 0.04
 OWN_FIELDS = ("kl_coef", "kl_level", "kl_divergence", "kl_estimator", "kl_placement", "kl_ratio", "kl_cell")
 """Fields of this package's `KLConfig`."""
@@ -223,37 +221,38 @@ def read_config(given: dict[str, Any], trainer: str | None) -> Run:
     if own := [name for name in OWN_FIELDS if name in given]:
         raise RunFileError("TRL's own settings", f"{own[0]}, of KLConfig", "use klgrad train --config FILE --dry-run")
     kind = trainer or ("rloo" if "normalize_advantages" in given else "grpo")
-    draft = RunDraft("trl", given, TRAINERS[kind])
+    run = Run("trl", given, TRAINERS[kind])
     unsure = trainer is None and kind == "grpo" and "loss_type" not in given
-    draft.notes += ["Read as the settings of a GRPOTrainer; --trainer rloo for RLOO."] * unsure
-    draft.notes += ["sync_ref_model moves the reference during training."] * draft["sync_ref_model"]
-    draft.switch_on("beta", USUAL_BETA, "without it TRL loads no reference and has no KL")
-    draft.change("mask_truncated_completions", False, "it drops the KL of completions that are cut off")
+    run.notes += ["Read as the settings of a GRPOTrainer; --trainer rloo for RLOO."] * unsure
+    run.notes += ["sync_ref_model moves the reference during training."] * run["sync_ref_model"]
+    _add_stale(run)
+    run.switch_on("beta", USUAL_BETA, "without it TRL loads no reference and has no KL")
+    run.change("mask_truncated_completions", False, "it drops the KL of completions that are cut off")
     if kind == "rloo":
-        draft.parts.append(_read_rloo(draft))
-        return draft.run("RLOOTrainer", _stale(draft), "reverse-kl-sequence")
-    draft.parts.append(_read_grpo(draft))
-    return draft.run("GRPOTrainer", _stale(draft), "reverse-kl-token")
+        run.parts.append(_read_rloo(run))
+        return run.of("RLOOTrainer", "reverse-kl-sequence")
+    run.parts.append(_read_grpo(run))
+    return run.of("GRPOTrainer", "reverse-kl-token")
 
 
-def _read_grpo(draft: RunDraft) -> KLPart:
-    kind = draft.one_of("loss_type", (*PER_TOKEN, *PER_PASS, *PER_COMPLETION, *SUMMED))
-    draft.one_of("importance_sampling_level", ("token", "sequence"))
+def _read_grpo(run: Run) -> KLPart:
+    kind = run.one_of("loss_type", (*PER_TOKEN, *PER_PASS, *PER_COMPLETION, *SUMMED))
+    run.one_of("importance_sampling_level", ("token", "sequence"))
     why = "the KL would be corrected by one ratio per completion; this changes the policy loss too"
-    draft.change("importance_sampling_level", "token", why)
-    draft.switch_on("use_bias_correction_kl", True, "k3 alone descends the forward KL")
-    why, caveat, audited = _of_one_pass(draft)
+    run.change("importance_sampling_level", "token", why)
+    run.switch_on("use_bias_correction_kl", True, "k3 alone descends the forward KL")
+    why, caveat, audited = _of_one_pass(run)
     if kind not in SUMMED:
         optional = kind in PER_TOKEN
         why = why or (Why.MEAN_OVER_TOKENS if optional else Why.LENGTH)
-        draft.change("loss_type", "dr_grpo", why, optional=optional)
-    chosen = _audited_fields({**draft.settings, "loss_type": audited})
-    return KLPart("loss", named("trl grpo", chosen), draft["beta"], partial(grpo, **chosen), caveat)
+        run.change("loss_type", "dr_grpo", why, optional=optional)
+    chosen = _audited_fields({**run.settings, "loss_type": audited})
+    return KLPart("loss", named("trl grpo", chosen), run["beta"], partial(grpo, **chosen), caveat)
 
 
-def _of_one_pass(draft: RunDraft) -> tuple[str, str, str]:
+def _of_one_pass(run: Run) -> tuple[str, str, str]:
     """Why to change a loss that divides by the tokens of one forward pass, how it was audited, and as what."""
-    kind, rows = draft["loss_type"], draft["per_device_train_batch_size"]
+    kind, rows = run["loss_type"], run["per_device_train_batch_size"]
     if kind not in PER_PASS:
         return "", "", kind
     why = f"it divides by the tokens of one forward pass, of per_device_train_batch_size={rows} completions"
@@ -267,11 +266,11 @@ def _of_one_pass(draft: RunDraft) -> tuple[str, str, str]:
     return why, caveat, kind
 
 
-def _read_rloo(draft: RunDraft) -> KLPart:
-    draft.change("normalize_advantages", False, "the standard deviation of the batch divides the KL too")
-    shown = ("normalize_advantages", *(n for n in ("mask_truncated_completions", "use_vllm") if draft[n]))
-    chosen = {name: draft[name] for name in shown}
-    return KLPart("reward", named("trl rloo", chosen), draft["beta"], partial(rloo, **chosen))
+def _read_rloo(run: Run) -> KLPart:
+    run.change("normalize_advantages", False, "the standard deviation of the batch divides the KL too")
+    shown = ("normalize_advantages", *(n for n in ("mask_truncated_completions", "use_vllm") if run[n]))
+    chosen = {name: run[name] for name in shown}
+    return KLPart("reward", named("trl rloo", chosen), run["beta"], partial(rloo, **chosen))
 
 
 def _audited_fields(settings: dict[str, object]) -> dict[str, object]:
@@ -289,38 +288,25 @@ def _audited_fields(settings: dict[str, object]) -> dict[str, object]:
     return chosen | others
 
 
-def _stale(draft: RunDraft) -> dict[str, bool]:
-    steps, accumulated = draft["steps_per_generation"], draft["gradient_accumulation_steps"]
-    size, batch = draft["generation_batch_size"], draft["per_device_train_batch_size"]
-    iterations = draft["num_iterations"]
+def _add_stale(run: Run) -> None:
+    steps, accumulated = run["steps_per_generation"], run["gradient_accumulation_steps"]
+    size, batch = run["generation_batch_size"], run["per_device_train_batch_size"]
+    run.is_stale_by("num_iterations", SEVERAL, least=2)
+    if _whole(steps) > accumulated:
+        run.stale.append(f"steps_per_generation={steps} above gradient_accumulation_steps={accumulated}: {SEVERAL}")
     # No file has the number of processes.
     processes = math.ceil(_whole(size) / max(batch * accumulated, 1))  # TRL fails with a batch of 0
-    above = f"per_device_train_batch_size={batch} times gradient_accumulation_steps={accumulated}: {LATER}"
-    return {
-        f"num_iterations={iterations}: each batch is used for several updates": iterations > 1,
-        f"steps_per_generation={steps} above gradient_accumulation_steps={accumulated}: {LATER}": (
-            _whole(steps) > accumulated
-        ),
-        f"generation_batch_size={size} above {above}, unless there are at least {processes} processes": processes > 1,
-        "use_vllm: the log-probs of vLLM, which samples, differ from those of the trainer": draft["use_vllm"],
-    }
+    if processes > 1:
+        update = f"per_device_train_batch_size={batch} times gradient_accumulation_steps={accumulated}"
+        unless = f"unless there are at least {processes} processes"
+        run.stale.append(f"generation_batch_size={size} above {update}: {SEVERAL}, {unless}")
+    if run["use_vllm"]:
+        run.is_sampled_by("vLLM")
 
 
 def _whole(value: Any) -> int:
     """The number in a field that is None by default; 0 for None. A script has both as text."""
     return int(value) if str(value).isdigit() else 0
-
-
-# The advice.
-
-KL_TRAINER = """\
-from klgrad import {names}
-from klgrad.trl import KLConfig, KLTrainer
-
-args = KLConfig("runs/mine", kl_coef=0.04, loss_type="dr_grpo")
-kl = {term}
-trainer = KLTrainer(model, reward, args, kl=kl, train_dataset=prompts)\
-"""
 
 
 FRAMEWORK = Framework(
@@ -333,50 +319,6 @@ FRAMEWORK = Framework(
         "trl grpo loss_type=dapo importance_sampling_level=token use_bias_correction_kl=True",
     ),
     whole_losses=policy_losses,
-    settings={
-        ("reverse", "token"): SettingLines(
-            "from trl import GRPOConfig\n\n"
-            "args = GRPOConfig(\n"
-            '    "runs/mine", beta=0.04, loss_type="dr_grpo", importance_sampling_level="token", '
-            "use_bias_correction_kl=True\n)",
-            "trl grpo loss_type=dr_grpo importance_sampling_level=token use_bias_correction_kl=True",
-            Descends("reverse-kl-token", "reverse-kl-token-sampler"),
-            "The default loss_type, dapo, averages over the tokens of the batch: the same at equal lengths and in "
-            "large batches. With use_vllm, nothing corrects the KL for the difference between vLLM and the trainer.",
-            DR_GRPO,
-        ),
-        ("reverse", "sequence"): SettingLines(
-            'from trl import RLOOConfig\n\nargs = RLOOConfig("runs/mine", beta=0.05, normalize_advantages=False)',
-            "trl rloo normalize_advantages=False",
-            Descends("reverse-kl-sequence", "unknown"),
-            "The KL is frozen at the policy that sampled: right for the first update on a batch only.",
-            "this is another trainer, RLOOTrainer: one advantage and one clipped ratio per completion, and no division "
-            "of the advantages by a standard deviation.",
-        ),
-        ("forward", "token"): SettingLines(
-            "from trl import GRPOConfig\n\n"
-            'args = GRPOConfig("runs/mine", beta=0.04, loss_type="dr_grpo", use_bias_correction_kl=False)',
-            "trl grpo loss_type=dr_grpo importance_sampling_level=token use_bias_correction_kl=False",
-            Descends("forward-kl-token", "k3-token"),
-            policy_loss=DR_GRPO,
-        ),
-    },
-    home=Home(
-        "KLTrainer, a GRPOTrainer with a KL of your choice",
-        KL_TRAINER,
-        "GRPOTrainer._compute_loss(self, model, inputs)",
-        {
-            "logp": "the first value of self._get_per_token_logps_and_entropies(...)",
-            "ref_logp": 'inputs["ref_per_token_logps"]; TRL computes it only if beta is not 0',
-            "mask": 'inputs["completion_mask"], times inputs["tool_mask"] if there is one',
-            "behavior_logp": 'inputs["sampling_per_token_logps"] with use_vllm; otherwise '
-            'inputs["old_per_token_logps"], which is missing where every batch is used for '
-            "one update (then it is logp)",
-        },
-        'kl_coef is TRL\'s beta. loss_type="dr_grpo" divides the sum over the tokens, of the policy loss and of the KL '
-        "alike, by rows times max_completion_length. The default, dapo, divides by the tokens of the batch: larger by "
-        "max_completion_length / mean length, and exact for the KL in large batches only.",
-    ),
     reader=Reader(
         "TRL",
         GRPO | RLOO,
@@ -385,6 +327,5 @@ FRAMEWORK = Framework(
         telling=(*TELLING, *OWN_FIELDS),
         scripts=re.compile(r"(grpo|gspo|rloo)\w*\.py$|\.\w*(grpo|gspo|rloo)\w*$"),
         harmless=OWN_FIELDS,
-        abbreviates=True,
     ),
 )

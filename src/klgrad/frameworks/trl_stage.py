@@ -357,7 +357,9 @@ class Stage:
         self.reports_logp = kind != "rloo"
         self.is_exact = kind == "klgrad" and trainer.objective.exact
         if kind == "klgrad":  # the audited policies are not at the reference, as a model is before its first update
-            trainer._check_start = lambda rollout: None
+            trainer._is_begun = True
+            # Each row has a prompt of its own, which names it.
+            trainer.scorer.groups = lambda rows: torch.arange(len(rows["prompt_ids"])) // trainer.num_generations
         self.completions: list[list[int]] = []
         self.sampled_logp: list[list[float]] = []
         self.rewards: list[float] = []

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from ..errors import RunFileError
 from .formulae import OVER_COMPLETIONS, OVER_TOKENS, SUM as SUMMED, AsLoss, InReward, number_or_none, part_of
 from .framework import Default, Framework
-from .harness import bare, instead, load, load_all, of_arrays, subject
-from .run_settings import Change, KLPart, Reader, Run, RunDraft, Why
+from .harness import bare, instead, load, of_arrays, subject
+from .run_settings import EARLIER, SEVERAL, Change, KLPart, Reader, Run, Why
 
 if TYPE_CHECKING:
     from ..audit import Subject
@@ -118,8 +118,8 @@ def modules() -> dict[str, ModuleType]:
         *("rl.agentic.agentic_rl_learner", "rl.grpo.grpo_learner", "rl.agentic.agentic_grpo_learner"),
         "rl.ppo.ppo_learner",
     )
-    how = {"stand_ins": ("humanize",), "replaced": ("tunix",)}
-    modules: dict[str, Any] = load_all("google-tunix", (f"tunix.{name}" for name in names), **how)
+    files = (f"tunix.{name}" for name in names)
+    modules: dict[str, Any] = load("google-tunix", *files, stand_ins=("humanize",), replaced=("tunix",))
     modules["algo_core"].nnx = SimpleNamespace(split=lambda model: (None, model))
     modules["common"].compute_per_token_logps = lambda _, model, **__: model
     _make_traceable(modules["ppo_learner"])
@@ -171,48 +171,47 @@ def read_config(given: dict[str, Any], _: str | None = None) -> Run:
         received = " and ".join(named) or "none of them"
         raise RunFileError(f"one of {', '.join(SECTIONS)}", received, "give the file of one algorithm")
     (section,) = named
-    draft = RunDraft("tunix", given, {f"{section}{x}": value for x, value in SECTIONS[section].items()}, section)
-    draft.notes += [BETA] * (f"{section}beta" not in given)
+    run = Run("tunix", given, {f"{section}{x}": value for x, value in SECTIONS[section].items()}, section)
+    run.notes += [BETA] * (f"{section}beta" not in given)
     clamp = number_or_none(given, f"{section}kl_clamp_value", None)
     is_ppo = section == "ppo_config."
-    draft.parts.append((_ppo_part if is_ppo else grpo_part)(draft, section, clamp))
-    return draft.run(section.removesuffix("."), stale(draft), "reverse-kl-sequence" if is_ppo else "reverse-kl-token")
+    run.parts.append((_ppo_part if is_ppo else grpo_part)(run, section, clamp))
+    add_stale(run)
+    return run.of(section.removesuffix("."), "reverse-kl-sequence" if is_ppo else "reverse-kl-token")
 
 
-def grpo_part(draft: RunDraft, section: str, clamp: float | None) -> KLPart:
+def grpo_part(run: Run, section: str, clamp: float | None) -> KLPart:
     """The KL of its GRPO, and what to change; `clamp` is the bound on the value, None without."""
-    mode, unit = draft.one_of("kl_loss_mode", KINDS), draft.one_of("loss_agg_mode", REDUCTIONS)
-    draft.switch_on("beta", 0.04, "at 0 there is no KL")
-    draft.change("kl_loss_mode", "mse_kl", Why.AS_LOSS["k1"] if mode == "kl" else Why.K3)
+    mode, unit = run.one_of("kl_loss_mode", KINDS), run.one_of("loss_agg_mode", REDUCTIONS)
+    run.switch_on("beta", 0.04, "at 0 there is no KL")
+    run.change("kl_loss_mode", "mse_kl", Why.AS_LOSS["k1"] if mode == "kl" else Why.K3)
     if clamp is not None:
         why = f"beyond a value of {clamp:g} there is no gradient"
-        draft.changes.append(Change(f"{section}kl_clamp_value", None, clamp, why))
+        run.changes.append(Change(f"{section}kl_clamp_value", None, clamp, why))
     if REDUCTIONS[unit] == OVER_COMPLETIONS:
-        draft.change("loss_agg_mode", "token-mean", Why.LENGTH)
+        run.change("loss_agg_mode", "token-mean", Why.LENGTH)
     name = f"grpo kl_loss_mode={mode} loss_agg_mode={unit}{'' if clamp is None else f' kl_clamp_value={clamp:g}'}"
-    return part_of("tunix", name, AsLoss(KINDS[mode], clamp=clamp), REDUCTIONS[unit], draft["beta"])
+    return part_of("tunix", name, AsLoss(KINDS[mode], clamp=clamp), REDUCTIONS[unit], run["beta"])
 
 
-def _ppo_part(draft: RunDraft, section: str, clamp: float | None) -> KLPart:
-    mode = draft.one_of("kl_method", KINDS)
-    draft.change("kl_method", "kl", Why.ONLY_K1)
+def _ppo_part(run: Run, section: str, clamp: float | None) -> KLPart:
+    mode = run.one_of("kl_method", KINDS)
+    run.change("kl_method", "kl", Why.ONLY_K1)
     for name in ("gamma", "gae_lambda"):
-        draft.change(name, 1.0, "the KL of later tokens is discounted")
+        run.change(name, 1.0, "the KL of later tokens is discounted")
     if clamp is not None:
-        draft.changes.append(Change(f"{section}kl_clamp_value", None, clamp, f"values beyond {clamp:g} are cut"))
-    form = InReward(KINDS[mode], discount=draft["gamma"] * draft["gae_lambda"], clamp=clamp)
+        run.changes.append(Change(f"{section}kl_clamp_value", None, clamp, f"values beyond {clamp:g} are cut"))
+    form = InReward(KINDS[mode], discount=run["gamma"] * run["gae_lambda"], clamp=clamp)
     caveat = "Audited with a critic that is 0, and advantages that are not normalised."
-    name = f"ppo kl_method={mode} gamma={draft['gamma']:g} gae_lambda={draft['gae_lambda']:g}"
-    return part_of("tunix", name, form, OVER_TOKENS, draft["beta"], caveat)
+    name = f"ppo kl_method={mode} gamma={run['gamma']:g} gae_lambda={run['gae_lambda']:g}"
+    return part_of("tunix", name, form, OVER_TOKENS, run["beta"], caveat)
 
 
-def stale(draft: RunDraft) -> dict[str, bool]:
-    """Why completions are not those of the policy that is updated."""
-    iterations, lag = draft["num_iterations"], draft.settings.get(f"{draft.sections[-1]}off_policy_steps", 0)
-    return {
-        f"num_iterations={iterations}: a batch is used for several updates": iterations > 1,
-        f"off_policy_steps={lag}: completions of earlier policies are trained on": lag != 0,
-    }
+def add_stale(run: Run) -> None:
+    """Say why completions are not those of the policy that is updated."""
+    run.is_stale_by("num_iterations", SEVERAL, least=2)
+    if f"{run.sections[-1]}off_policy_steps" in run.settings:  # PPO has none
+        run.is_stale_by("off_policy_steps", EARLIER)
 
 
 FRAMEWORK = Framework(
@@ -286,8 +285,9 @@ def _experimental() -> Subject:
 
 
 def _distillation(alpha: float, offline: bool) -> Subject:
-    path = "maxtext/trainers/post_train/distillation/distillation_utils.py"
-    file = load("maxtext", path, stand_ins=STAND_INS, replaced=("maxtext", "tunix", "orbax"))
+    name = "maxtext.trainers.post_train.distillation.distillation_utils"
+    replaced = ("maxtext", "tunix", "orbax")
+    file = load("maxtext", name, stand_ins=STAND_INS, replaced=replaced)["distillation_utils"]
     strategy = file.CombinedDistillationStrategy(None, None, temperature=1.0, alpha=alpha)
     output = file.DistillationForwardOutput
 
@@ -307,11 +307,11 @@ def _distillation(alpha: float, offline: bool) -> Subject:
 
 @cache
 def _trainer() -> ModuleType:
-    file = "maxtext/experimental/rl/grpo_trainer.py"
     stub: Any = ModuleType("gcloud_stub")
     stub.vertex_tensorboard_modules = lambda: (None, None)
     loaded = {"maxtext.common.gcloud_stub": stub}
-    module = load("maxtext", file, stand_ins=STAND_INS, replaced=("maxtext",), loaded=loaded)
+    name = "maxtext.experimental.rl.grpo_trainer"
+    module = load("maxtext", name, stand_ins=STAND_INS, replaced=("maxtext",), loaded=loaded)["grpo_trainer"]
     models_and_rewards = SimpleNamespace(
         compute_log_probs_nnx=lambda logp, *_, **__: (logp, None), dummy_reward_len=lambda mask: 0.0 * mask.sum(-1)
     )
@@ -334,13 +334,14 @@ NO_MODE = (
 
 def read_config_of_maxtext(given: dict[str, Any], _: str | None = None) -> Run:
     """Read `rl` of a configuration of MaxText's RL trainer."""
-    draft = RunDraft("maxtext", given, MAXTEXT_KNOWN, RL)
-    unit = draft.one_of("loss_agg_mode", REDUCTIONS)
-    draft.change("grpo_beta", 0.0, "k1 as a loss descends nothing; or patch the trainer")
+    run = Run("maxtext", given, MAXTEXT_KNOWN, RL)
+    unit = run.one_of("loss_agg_mode", REDUCTIONS)
+    run.change("grpo_beta", 0.0, "k1 as a loss descends nothing; or patch the trainer")
     name = f"rl.grpo_beta rl.loss_agg_mode={unit}"
-    draft.parts = [part_of("maxtext", name, AsLoss("k1"), REDUCTIONS[unit], draft["grpo_beta"])]
-    draft.notes.append(NO_MODE)
-    return draft.run("Tunix's GRPO", stale(draft), None)
+    run.parts = [part_of("maxtext", name, AsLoss("k1"), REDUCTIONS[unit], run["grpo_beta"])]
+    run.notes.append(NO_MODE)
+    add_stale(run)
+    return run.of("Tunix's GRPO", None)
 
 
 MAXTEXT = Framework(

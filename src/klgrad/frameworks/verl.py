@@ -18,11 +18,10 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from ..errors import RunFileError
-from ..targets import Descends
 from .formulae import number_or_none
-from .framework import Default, Framework, Home, SettingLines
+from .framework import Default, Framework
 from .harness import instead, load, named, scores, subject, untrained
-from .run_settings import ADAPTS, OTHER_PROGRAMS, Change, KLPart, Reader, Run, RunDraft, Why, as_type, one_of
+from .run_settings import ADAPTS, OTHER_PROGRAMS, SEVERAL, Change, KLPart, Reader, Run, Why, as_type, one_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -182,7 +181,8 @@ def _unpadded(per_token: Tensor, mask: Tensor) -> Tensor:
 @cache
 def _ray_trainer() -> Any:
     """The file of the trainer; its rollout server, which needs packages that verl does not install, is replaced."""
-    return load("verl", "verl/trainer/ppo/ray_trainer.py", stand_ins=("verl.workers.rollout.llm_server",))
+    name, server = "verl.trainer.ppo.ray_trainer", "verl.workers.rollout.llm_server"
+    return load("verl", name, stand_ins=(server,))["ray_trainer"]
 
 
 def _proto(batch: Batch, values: Tensor) -> Any:
@@ -346,12 +346,12 @@ NUMBERS = {"influence_bound": 1.0, "target": 1.0}
 """Settings that are absent by default, with a value of their type."""
 
 
-def _read_declared(draft: RunDraft, mode: str) -> Verdict:
+def _read_declared(run: Run, mode: str) -> Verdict:
     """Add the declared KL, and what to change; the divergence that it declares."""
     from ..verl.declaration import VerlObjective, term_of
 
     types = {**asdict(VerlObjective()), **NUMBERS}
-    shown = {name: value for name, value in draft.given.items() if name.startswith(PREFIX)}
+    shown = {name: value for name, value in run.values.items() if name.startswith(PREFIX)}
     plain = {name.removeprefix(PREFIX): value for name, value in shown.items()}
     node = {x: v if v is None else as_type(f"{PREFIX}{x}", v, types.get(x)) for x, v in plain.items()}
     declaration = term_of(node)
@@ -359,16 +359,16 @@ def _read_declared(draft: RunDraft, mode: str) -> Verdict:
     settings = {name: value for name, value in node.items() if name not in ("coef", "target", "target_unit", "horizon")}
     if declaration.term.weighting is None:
         why = "the rollout engine differs from the policy, and more so on later updates"
-        draft.changes.append(Change(f"{PREFIX}ratio", "prefix", "none", why, optional=True))
+        run.changes.append(Change(f"{PREFIX}ratio", "prefix", "none", why, optional=True))
     name = named("verl klgrad", {"placement": "loss", **settings, "loss_agg_mode": reduction})
     caveat = "Audited at the first update on a batch." if declaration.in_advantage else ""
     place = "advantage" if declaration.in_advantage else "loss"
     if declaration.over_entries:
         caveat = "Not audited: it is over the teacher's top k, from logits that the audit does not have."
     build = None if declaration.over_entries else partial(declared, settings, reduction)
-    draft.parts.append(KLPart(place, name, float(declaration.coef), build, caveat))
-    draft.settings |= shown
-    draft.named += tuple(shown)
+    run.parts.append(KLPart(place, name, float(declaration.coef), build, caveat))
+    run.settings |= shown
+    run.given += shown
     return declaration.term.descends.on_policy
 
 
@@ -414,60 +414,60 @@ REVERSE = ("kl+", "abs+", "mse", "low_var_kl+")
 """Estimators whose gradient as a loss is that of k2."""
 
 REDUCTIONS = ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-sum-norm", "seq-mean-token-mean")
-ENGINE = "verl samples with an inference engine, whose log-probs differ from those of the trainer"
 
 
 def read_config(given: dict[str, Any], _: str | None = None) -> Run:
     """Read the settings of a verl trainer, with verl's defaults for those that are missing."""
-    draft = RunDraft("verl", given, KNOWN, ACTOR, ALGORITHM, TEACHER_LOSS)
-    mode = draft.one_of("loss_agg_mode", REDUCTIONS)
-    in_reward, in_loss = draft["use_kl_in_reward"], draft["use_kl_loss"]
-    declares, distils = any(name.startswith(PREFIX) for name in given), draft[f"{DISTILLATION}enabled"]
+    run = Run("verl", given, KNOWN, ACTOR, ALGORITHM, TEACHER_LOSS)
+    mode = run.one_of("loss_agg_mode", REDUCTIONS)
+    in_reward, in_loss = run["use_kl_in_reward"], run["use_kl_loss"]
+    declares, distils = any(name.startswith(PREFIX) for name in given), run[f"{DISTILLATION}enabled"]
     if in_loss or not (in_reward or declares or distils):
-        draft.parts += [_read_loss(draft, mode)] * in_loss
+        run.parts += [_read_loss(run, mode)] * in_loss
     if in_reward:
-        draft.parts.append(_read_reward(draft, mode))
+        run.parts.append(_read_reward(run, mode))
     target: Verdict = "reverse-kl-sequence" if in_reward else "reverse-kl-token"
-    own = sum(part.coefficient != 0 for part in draft.parts) + distils
-    draft.notes += ["Both KLs are on: their gradients add up."] * (own > 1)
+    own = sum(part.coefficient != 0 for part in run.parts) + distils
+    run.notes += ["Both KLs are on: their gradients add up."] * (own > 1)
     if declares:
-        target = _read_declared(draft, mode)
+        target = _read_declared(run, mode)
     if distils:
-        draft.parts.append(_read_teacher(draft))
-        draft.notes += [TOPK_DESCENDS] * (draft["loss_mode"] == "forward_kl_topk")
+        run.parts.append(_read_teacher(run))
+        run.notes += [TOPK_DESCENDS] * (run["loss_mode"] == "forward_kl_topk")
     else:  # shown where there is a teacher
-        draft.settings = {x: v for x, v in draft.settings.items() if not x.startswith(DISTILLATION) or x in given}
+        run.settings = {x: v for x, v in run.settings.items() if not x.startswith(DISTILLATION) or x in given}
     if mode in ("seq-mean-token-mean", "token-mean"):
         optional = mode == "token-mean"
-        draft.change("loss_agg_mode", SUM, Why.MEAN_OVER_TOKENS if optional else Why.LENGTH, optional=optional)
-    draft.notes += [ADAPTS] * bool(in_reward and given.get(f"{ALGORITHM}kl_ctrl.type") == "adaptive")
+        run.change("loss_agg_mode", SUM, Why.MEAN_OVER_TOKENS if optional else Why.LENGTH, optional=optional)
+    run.notes += [ADAPTS] * bool(in_reward and given.get(f"{ALGORITHM}kl_ctrl.type") == "adaptive")
     beside = "klgrad refuses to train beside a KL of verl's own: switch one of them off."
-    draft.notes += [beside] * bool(declares and (in_loss or in_reward))
-    return draft.run("its actor", _stale(draft), target)
+    run.notes += [beside] * bool(declares and (in_loss or in_reward))
+    run.is_stale_above("ppo_mini_batch_size", "data.train_batch_size")
+    run.is_stale_by("ppo_epochs", SEVERAL, least=2)
+    run.is_sampled_by("an inference engine")
+    return run.of("its actor", target)
 
 
-def _read_teacher(draft: RunDraft) -> KLPart:
+def _read_teacher(run: Run) -> KLPart:
     """The KL to the teacher: as a loss, or as the advantage of each token (`use_policy_gradient`)."""
-    told: str = draft["loss_mode"]
-    in_advantage = draft["use_policy_gradient"]
+    told: str = run["loss_mode"]
+    in_advantage = run["use_policy_gradient"]
     name, coefficient = f"{TEACHER_LOSS}distillation_loss_coef", 1.0
-    kind = one_of(
-        draft.name_of("loss_mode"), TEACHER_MODES.get(told, told), ("k1", "k2", "k3", "abs", "forward_kl_topk")
-    )
-    clamp = number_or_none(draft.given, f"{TEACHER_LOSS}loss_max_clamp", None)
-    if draft["use_task_rewards"]:
-        coefficient = draft[name]
-    elif name in draft.given:
-        draft.unread[name] = "without use_task_rewards it is 1"
+    kind = one_of(run.name_of("loss_mode"), TEACHER_MODES.get(told, told), ("k1", "k2", "k3", "abs", "forward_kl_topk"))
+    clamp = number_or_none(run.values, f"{TEACHER_LOSS}loss_max_clamp", None)
+    if run["use_task_rewards"]:
+        coefficient = run[name]
+    elif name in run.values:
+        run.unread[name] = "without use_task_rewards it is 1"
     if kind == "k1" and not in_advantage:
         raise RunFileError("use_policy_gradient=True with k1", "k1 as a loss", "verl refuses it: it descends nothing")
     wanted = "k1" if in_advantage else "k2"
     if kind != wanted:
         why = Why.ONLY_K1 if in_advantage else Why.AS_LOSS.get(kind, TOPK if kind == "forward_kl_topk" else Why.K3)
-        draft.change("loss_mode", wanted, why)
+        run.change("loss_mode", wanted, why)
     if clamp is not None:
         why = "values beyond it are cut" if in_advantage else "beyond it there is no gradient"
-        draft.changes.append(Change(f"{TEACHER_LOSS}loss_max_clamp", None, clamp, why))
+        run.changes.append(Change(f"{TEACHER_LOSS}loss_max_clamp", None, clamp, why))
     clamped = "" if clamp is None else f" loss_max_clamp={clamp:g}"
     loss = f"verl distillation loss_mode={kind} use_policy_gradient={in_advantage}{clamped}"
     caveat = f"ref is the teacher here. Audited with loss_agg_mode={SUM}."
@@ -485,80 +485,38 @@ TOPK_DESCENDS = (
 TOPK = "the tail outside the teacher's top k is left out, and there is no gradient where the value is negative"
 
 
-def _read_loss(draft: RunDraft, mode: str) -> KLPart:
-    kind = _estimator(draft, "kl_loss_type")
-    draft.switch_on("use_kl_loss", True, "without it verl has no KL")
-    draft.switch_on("kl_loss_coef", KNOWN[f"{ACTOR}kl_loss_coef"], "at 0 there is no KL")
+def _read_loss(run: Run, mode: str) -> KLPart:
+    kind = _estimator(run, "kl_loss_type")
+    run.switch_on("use_kl_loss", True, "without it verl has no KL")
+    run.switch_on("kl_loss_coef", KNOWN[f"{ACTOR}kl_loss_coef"], "at 0 there is no KL")
     if kind not in REVERSE:
-        draft.change("kl_loss_type", "low_var_kl+", Why.AS_LOSS.get("k1" if kind == "kl" else kind, Why.CUT_K3))
+        run.change("kl_loss_type", "low_var_kl+", Why.AS_LOSS.get("k1" if kind == "kl" else kind, Why.CUT_K3))
     loss = f"verl use_kl_loss kl_loss_type={kind} loss_agg_mode={mode}"
-    return KLPart("loss", loss, draft["kl_loss_coef"], partial(in_loss, kind, mode))
+    return KLPart("loss", loss, run["kl_loss_coef"], partial(in_loss, kind, mode))
 
 
-def _read_reward(draft: RunDraft, mode: str) -> KLPart:
-    kind = _estimator(draft, "kl_penalty").rstrip("+")
-    estimator, by_std = draft["adv_estimator"], draft["norm_adv_by_std_in_grpo"]
-    draft.switch_on("kl_ctrl.kl_coef", KNOWN[f"{ALGORITHM}kl_ctrl.kl_coef"], "at 0 there is no KL")
+def _read_reward(run: Run, mode: str) -> KLPart:
+    kind = _estimator(run, "kl_penalty").rstrip("+")
+    estimator, by_std = run["adv_estimator"], run["norm_adv_by_std_in_grpo"]
+    run.switch_on("kl_ctrl.kl_coef", KNOWN[f"{ALGORITHM}kl_ctrl.kl_coef"], "at 0 there is no KL")
     if kind != "kl":
-        draft.change("kl_penalty", "kl", Why.ONLY_K1)
+        run.change("kl_penalty", "kl", Why.ONLY_K1)
     if estimator == "grpo" and by_std:
-        draft.change("norm_adv_by_std_in_grpo", False, Why.GROUP_STD)
+        run.change("norm_adv_by_std_in_grpo", False, Why.GROUP_STD)
     elif estimator not in ("grpo", "rloo"):
-        draft.change("adv_estimator", "rloo", Why.BATCH_STD if estimator in WHITENED else Why.NOT_AUDITED)
+        run.change("adv_estimator", "rloo", Why.BATCH_STD if estimator in WHITENED else Why.NOT_AUDITED)
     advantage = {"gae": "gae critic=0", "grpo": "grpo" if by_std else "grpo without std"}.get(estimator, estimator)
     loss = f"verl use_kl_in_reward kl_penalty={kind} adv_estimator={advantage}"
     caveat = "Audited with a critic that is 0." if estimator == "gae" else ""
     if mode not in (SUM, f"{SUM}-norm"):
         more = "is the same times the number of completions" if mode == "token-sum" else "divides by lengths as well"
         caveat = f"{caveat} Audited with loss_agg_mode={SUM}: {mode} {more}.".strip()
-    return KLPart("reward", loss, draft["kl_ctrl.kl_coef"], caveat=caveat)
+    return KLPart("reward", loss, run["kl_ctrl.kl_coef"], caveat=caveat)
 
 
-def _estimator(draft: RunDraft, name: str) -> str:
-    told: str = draft[name]
-    return one_of(draft.name_of(name), SAME.get(told, told), ESTIMATORS)
-
-
-def _stale(draft: RunDraft) -> dict[str, bool]:
-    batch, mini, epochs = (draft[x] for x in ("data.train_batch_size", "ppo_mini_batch_size", "ppo_epochs"))
-    several = "a batch is used for several updates"
-    return {
-        f"train_batch_size={batch} above ppo_mini_batch_size={mini}: {several}": batch > mini,
-        f"ppo_epochs={epochs}: {several}": epochs > 1,
-        ENGINE: True,
-    }
-
-
-# The advice.
-
-SEQ_MEAN_TOKEN_SUM = (
-    "loss_agg_mode reduces the policy loss, the entropy and the KL alike: a sum over the completion, where the "
-    "default, token-mean, divides by the tokens of the batch. Gradients are larger by the mean length (mind the "
-    "clipping of gradient norms), and β of a KL in the loss keeps its meaning."
-)
-
-LOSS_WITH_KL = """\
-from functools import partial
-
-from klgrad import {names}
-from verl.trainer.ppo.core_algos import agg_loss
-from verl.workers.utils.losses import ppo_loss
-from verl.workers.utils.padding import no_padding_2_padding
-
-
-def loss_with_kl(config, model_output, data, dp_group=None, beta=0.001):
-    loss, metrics = ppo_loss(config, model_output, data, dp_group)
-    logp = no_padding_2_padding(model_output["log_probs"], data)
-    rows = data.select("ref_log_prob", "response_mask"{field}).to_padded_tensor()
-    mask = rows["response_mask"].bool()
-    term = {term}
-    kl = term(Rollout(logp, rows["ref_log_prob"], mask{behavior}))
-    kl_loss = agg_loss(kl.per_token, mask, config.loss_agg_mode, **config.global_batch_info)
-    return loss + beta * kl_loss, metrics
-
-
-loss_fn = partial(loss_with_kl, config=actor_config)\
-"""
+def _estimator(run: Run, name: str) -> str:
+    told: str = run[name]
+    return one_of(run.name_of(name), SAME.get(told, told), ESTIMATORS)
 
 
 FRAMEWORK = Framework(
@@ -571,55 +529,6 @@ FRAMEWORK = Framework(
         "verl use_kl_loss kl_loss_type=low_var_kl loss_agg_mode=token-mean",
     ),
     whole_losses=policy_losses,
-    settings={
-        ("reverse", "token"): SettingLines(
-            "actor_rollout_ref.actor.use_kl_loss=True\n"
-            "actor_rollout_ref.actor.kl_loss_type=low_var_kl+\n"
-            "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum",
-            "verl use_kl_loss kl_loss_type=low_var_kl+ loss_agg_mode=seq-mean-token-sum",
-            Descends("reverse-kl-token", "squared-token"),
-            "Without the +, low_var_kl is the forward KL with its gradient cut off where log π/ref is below -2.61.",
-            SEQ_MEAN_TOKEN_SUM,
-        ),
-        ("reverse", "sequence"): SettingLines(
-            "algorithm.use_kl_in_reward=True\nalgorithm.kl_penalty=kl\nalgorithm.adv_estimator=rloo\n"
-            "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum",
-            "verl use_kl_in_reward kl_penalty=kl adv_estimator=rloo",
-            Descends("reverse-kl-sequence", "unknown"),
-            "With adv_estimator=grpo the standard deviation of the group also divides the KL, which changes β; with "
-            "gae that of the batch does, and lam < 1 discounts the part of the later KL that the critic does not "
-            "predict.",
-            f"{SEQ_MEAN_TOKEN_SUM} adv_estimator=rloo needs several completions per prompt, rollout.n > 1, and uses no "
-            "critic.",
-        ),
-        ("forward", "token"): SettingLines(
-            "actor_rollout_ref.actor.use_kl_loss=True\n"
-            "actor_rollout_ref.actor.kl_loss_type=low_var_kl\n"
-            "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum",
-            "verl use_kl_loss kl_loss_type=low_var_kl loss_agg_mode=seq-mean-token-sum",
-            Descends("unknown", "unknown"),
-            "It is forward-kl-token, without gradient where log π/ref is below -2.61. Distillation with "
-            f"{TOPK_DESCENDS}",
-            SEQ_MEAN_TOKEN_SUM,
-        ),
-    },
-    home=Home(
-        "a loss function for the actor, which actor_rollout_wg.set_loss_fn takes",
-        LOSS_WITH_KL,
-        "the loss, f(config, model_output, data, dp_group)",
-        {
-            "logp": 'no_padding_2_padding(model_output["log_probs"], data)',
-            "ref_logp": 'data["ref_log_prob"]',
-            "mask": 'data["response_mask"]',
-            "behavior_logp": 'data["rollout_log_probs"] (with rollout.calculate_log_probs=True, the default). '
-            'data["old_log_probs"] are the log-probs that the trainer computed before the first update',
-        },
-        "In its default trainers the same is declared by settings, without code: see docs/verl.md. With this code, "
-        "set actor_rollout_ref.actor.use_kl_loss=True with kl_loss_coef=0: without it verl loads no reference. "
-        "actor_config is the ActorConfig of the run. The KL is reduced as the policy loss is: on every batch it is "
-        "this KL with loss_agg_mode=seq-mean-token-sum, which sums the policy loss over the completion too.",
-        sampler='rows["rollout_log_probs"]',
-    ),
     reader=Reader(
         "verl",
         KNOWN,

@@ -1,4 +1,4 @@
-"""Examines the logs of a run: KL estimates, coefficients of the KL term, and whether trainer and sampler agree."""
+"""Examines the logs of a run: KL estimates, whether trainer and sampler agree, and the symptoms in its scalars."""
 
 from typing import TYPE_CHECKING
 

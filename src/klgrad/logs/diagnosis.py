@@ -79,21 +79,20 @@ def read_scalars(path: Path) -> list[ScalarLog]:
         return _read_folder(path)
     if ".tfevents." in path.name:
         return [_of_events([path], path)]
-    readers = {".json": _read_json, ".jsonl": _read_lines, ".ndjson": _read_lines, ".csv": _read_table}
-    if path.suffix.lower() not in readers:
+    if path.suffix.lower() not in READERS:
         raise LogError(KINDS, str(path), "export the run's scalars as CSV or JSON")
     try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "not text in UTF-8"
-        raise LogError("a log that can be read", f"{path}: {reason}", "check the file") from error
-    return readers[path.suffix.lower()](text, path)
+        return READERS[path.suffix.lower()](path.read_text(encoding="utf-8-sig"), path)
+    except LogError:
+        raise
+    except (OSError, ValueError, RecursionError, csv.Error) as error:  # no text in UTF-8 and no JSON are ValueErrors
+        raise LogError("a log that can be read", f"{path}: {error}", "write it again: it was cut off") from error
 
 
 def _read_folder(path: Path) -> list[ScalarLog]:
     states = [path / TRAINER_STATE] if (path / TRAINER_STATE).is_file() else list(path.glob(f"*/{TRAINER_STATE}"))
     if states:  # each has the whole history up to its checkpoint
-        return read_scalars(max(states, key=lambda state: _global_step(state)))
+        return read_scalars(max(states, key=lambda state: (len(str(state)), str(state))))  # checkpoint-10 is after -2
     if events := sorted(path.rglob(EVENTS)):
         return [_of_events(events, path)]
     others = [x for x in sorted(path.iterdir()) if x.suffix.lower() in (".jsonl", ".csv")]
@@ -103,22 +102,12 @@ def _read_folder(path: Path) -> list[ScalarLog]:
     raise LogError(KINDS, received, "name the file")
 
 
-def _global_step(state: Path) -> int:
-    try:
-        return int(json.loads(state.read_text(encoding="utf-8"))["global_step"])
-    except (ValueError, KeyError, TypeError):
-        return -1  # a checkpoint that was cut off
-
-
 def _read_json(text: str, path: Path) -> list[ScalarLog]:
-    try:
-        data = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise LogError("a JSON file", f"{path}: {error}", "write it again: it was cut off") from error
+    data = json.loads(text)
     if isinstance(data, dict) and isinstance(data.get("log_history"), list):
-        return [_build(path, "the Trainer of transformers", _dicts(data["log_history"]))]
+        return [_build(path, "the Trainer of transformers", data["log_history"])]
     if isinstance(data, list):
-        return [_build(path, "a history as JSON records", _dicts(data))]
+        return [_build(path, "a history as JSON records", data)]
     if isinstance(data, dict) and data and all(isinstance(column, dict) for column in data.values()):
         rows: dict[str, Json] = {}
         for name, column in data.items():
@@ -128,10 +117,6 @@ def _read_json(text: str, path: Path) -> list[ScalarLog]:
     raise LogError("log_history, a list of rows, or columns", f"{path} with others", "export the run's history")
 
 
-def _dicts(rows: list[object]) -> list[Json]:
-    return [row for row in rows if isinstance(row, dict)]
-
-
 def _read_lines(text: str, path: Path) -> list[ScalarLog]:
     rows: list[Json] = []
     is_verl = False
@@ -139,12 +124,12 @@ def _read_lines(text: str, path: Path) -> list[ScalarLog]:
     for i, line in lines:
         try:
             row = json.loads(line)
-        except (ValueError, RecursionError) as error:
+        except (ValueError, RecursionError):
             if i == lines[-1][0] and rows:
                 break  # a run that still writes, or was killed
-            raise LogError("one JSON object per line", f"line {i} of {path}: {error}", "write it again") from error
+            row = None
         if not isinstance(row, dict):
-            raise LogError("one JSON object per line", f"{type(row).__name__} in line {i} of {path}", "write objects")
+            raise LogError("one JSON object per line", f"line {i} of {path} without one", "write the file again")
         if isinstance(row.get("data"), dict):  # {"step": 3, "data": {...}}
             is_verl = True
             # orjson, with which verl writes, has null for NaN and infinities.
@@ -156,23 +141,21 @@ def _read_lines(text: str, path: Path) -> list[ScalarLog]:
 
 def _read_table(text: str, path: Path) -> list[ScalarLog]:
     """A CSV of `run.history()`, or of a panel, whose columns are `RUN - METRIC` with their minima and maxima."""
-    try:
-        rows = list(csv.DictReader(text.splitlines()))
-    except csv.Error as error:
-        raise LogError("a CSV file", f"{path}: {error}", "export it again") from error
+    rows = list(csv.DictReader(text.splitlines()))
     columns = [name for name in (rows[0] if rows else {}) if name and not name.endswith(("__MIN", "__MAX"))]
     runs = dict.fromkeys(name.split(" - ", 1)[0] for name in columns if " - " in name)
     if not runs:
         return [_build(path, "a history as CSV", rows)]
     logs = []
     for run in runs:
-        columns_of_run = {name: name.split(" - ", 1)[1] for name in columns if name.startswith(f"{run} - ")}
-        shared = [name for name in columns if " - " not in name]
-        cut = [
-            {**{x: row[x] for x in shared}, **{metric: row[x] for x, metric in columns_of_run.items()}} for row in rows
-        ]
+        of_run = [(name, name) for name in columns if " - " not in name]
+        of_run += [(name, name.removeprefix(f"{run} - ")) for name in columns if name.startswith(f"{run} - ")]
+        cut = [{metric: row[name] for name, metric in of_run} for row in rows]
         logs.append(_build(path, "a panel of wandb as CSV", cut, run))
     return logs
+
+
+READERS = {".json": _read_json, ".jsonl": _read_lines, ".ndjson": _read_lines, ".csv": _read_table}
 
 
 def _of_events(files: list[Path], path: Path) -> ScalarLog:
@@ -197,7 +180,7 @@ def _of_events(files: list[Path], path: Path) -> ScalarLog:
 
 def _build(path: Path, form: str, rows: Iterable[Json], run: str = "") -> ScalarLog:
     metrics: dict[str, dict[float, float]] = {}
-    for i, row in enumerate(rows):
+    for i, row in enumerate(row for row in rows if isinstance(row, dict)):
         step = next((x for name in STEPS if (x := _number(row.get(name))) is not None), float(i))
         for name, value in row.items():
             if name not in STEPS and (number := _number(value)) is not None:
@@ -361,7 +344,8 @@ def _diagnose_run(log: ScalarLog, configuration: RunConfiguration, name: str) ->
     elif others := sampler_kls(log):
         symptoms.append(("other-kl", f"{', '.join(others)}: KLs to the sampler or to the policy before the update."))
     else:
-        lines.append(_no_kl(log))
+        others = unrecognised_kls(log)
+        lines.append(f"No KL that is known by its name; name one by --kl: {', '.join(others)}." if others else NO_KL)
     if others := sampler_kls(log):
         lines.append(f"Not to a reference, and left out: {', '.join(others)}.")
     lines += [f"{x}: {TIMES_BETA[x.split('/')[-1]]}." for x in log.series if x.split("/")[-1] in TIMES_BETA]
@@ -381,6 +365,11 @@ def _diagnose_run(log: ScalarLog, configuration: RunConfiguration, name: str) ->
     return RunDiagnosis(log, kl, level, tuple(lines), observations, beta)
 
 
+NO_KL = (
+    "No KL is in this log. At a coefficient of 0 most trainers load no reference and log none; KLCallback of "
+    "klgrad.trl measures it all the same."
+)
+
 Seen = Iterator[tuple[str, str]]
 """Names of symptoms, and the numbers."""
 
@@ -392,15 +381,6 @@ def _chosen(log: ScalarLog, name: str) -> list[KLMetric]:
         raise LogError(f"a metric of {log.name}", name, f"it has {', '.join(sorted(log.series))}")
     metrics = {metric.name: metric for metric in reference_kls(log)}
     return [metrics.get(name) or KLMetric(name, "", "as named by --kl", log.series[name])]
-
-
-def _no_kl(log: ScalarLog) -> str:
-    if others := unrecognised_kls(log):
-        return f"No KL that is known by its name; name one by --kl: {', '.join(others)}."
-    return (
-        "No KL is in this log. At a coefficient of 0 most trainers load no reference and log none; KLCallback of "
-        "klgrad.trl measures it all the same."
-    )
 
 
 def _described(kl: KLMetric, level: tuple[float, float] | None, log: ScalarLog) -> Iterator[str]:

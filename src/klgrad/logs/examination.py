@@ -1,34 +1,228 @@
-"""One pass over a log: its sums, those of its parts, and the coefficients that a KL term gives to its tokens."""
+"""The examination of a log: one pass over its rows, and the report on them, on each part of them, and as a figure."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
 
-from .. import zoo as cells
-from ..core.importance import ImportanceWeighting, Truncate
-from ..core.rollout import Rollout, is_invalid, what_is_wrong
-from ..core.term import KLTerm, as_code
-from ..errors import KlgradError, LogError, MissingExtraError, RolloutError
-from ..reports import KLSums, MismatchSums, Ratios
-from ..zoo import Cell
-from .log_report import CoefficientComparison, LogPart, LogReport
-from .mismatch import Evidence, Lags, cause_of
-from .reader import CHUNK_TOKENS, Chunk, Known, Log, describe, files_of, open_log
+from ..core.rollout import Rollout
+from ..errors import KlgradError, LogError, MissingExtraError
+from ..reports import KLSums, MismatchSums, Ratios, Report
+from .mismatch import Cause, Evidence, Lags, cause_of
+from .reader import Chunk, Known, Log, describe, files_of, open_log
+
+if TYPE_CHECKING:
+    from .coefficients import CoefficientComparison
+
+# The report on a log, and on each part of it.
+
+STALE = 0.5
+"""Effective sample size of sequence ratios, as a share, below which the tokens count as sampled from another policy."""
+
+WEIGHTED = "KLTerm(weighting=ImportanceWeighting('prefix', bound=Truncate(2.0)))"
+"""The term for tokens of another policy."""
+
+
+@dataclass(frozen=True, eq=False)
+class LogPart:
+    """The completions with one value in the column; there is no `mismatch` without log-probs of the sampler."""
+
+    label: object
+    rows: int
+    tokens: int
+    kl: Report
+    mismatch: Report | None
+
+    def to_dict(self) -> dict[str, object]:
+        return {
+            "value": self.label,
+            "rows": self.rows,
+            "tokens": self.tokens,
+            "report": self.kl.metrics(),
+            "intervals": self.kl.intervals(),
+            "mismatch": None if self.mismatch is None else self.mismatch.metrics(),
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class LogReport:
+    """The result of `examine`.
+
+    Attributes:
+        file: the path of the log, or what was given and how many files that is.
+        columns: role to the name of the column that was read.
+        rows: number of completions.
+        tokens: number of live tokens.
+        kl: the `kl_report` of the whole file.
+        coefficients: those of the KL loss in use; None if no cell was named.
+        mismatch: the `mismatch_report`; None without log-probs of the sampler.
+        cause: the likely cause of the mismatch; None without log-probs of the sampler.
+        reference: how well π and ref are aligned.
+        padded_share: without a mask, the share of rows that look padded.
+        parts: the same KLs for each value of the column `by`; empty without one.
+
+    Example:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> from klgrad.logs import examine
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = Path(folder) / "log.jsonl"
+        ...     _ = path.write_text('{"log_prob": [-1.0, -0.5], "ref_log_prob": [-1.1, -0.4]}')
+        ...     report = examine(path)
+        >>> report.columns
+        {'logp': 'log_prob', 'ref_logp': 'ref_log_prob'}
+        >>> sorted(report.to_dict())[:3]
+        ['advice', 'columns', 'file']
+    """
+
+    file: str
+    columns: dict[str, str]
+    rows: int
+    tokens: int
+    kl: Report
+    coefficients: CoefficientComparison | None
+    mismatch: Report | None
+    cause: Cause | None
+    reference: Lags
+    padded_share: float
+    parts: list[LogPart]
+
+    @property
+    def notes(self) -> list[str]:
+        """Remarks on how the file was read, and on the limits of its numbers."""
+        notes, logp = [], self.columns["logp"]
+        if logp.lower().startswith(("old", "prev", "prox", "pi_old", "b_log")):
+            notes.append(f"`{logp}` is used as logp: at the start of an update π is the old policy.")
+        if self.padded_share > 0.01:
+            notes.append(
+                f"There is no mask, and {self.padded_share:.0%} of the rows end in log-probs of exactly 0. If these "
+                "are padding, every mean per token is too small: log the completion mask."
+            )
+        if "behavior_logp" not in self.columns and "old_logp" in self.columns:
+            notes.append("Ratios are π/old; the sampler's own log-probs are not in the file.")
+        if float(self.kl.scalars["log_ratio/abs_max"]) == 0:
+            notes.append(
+                "π equals ref at every token: this is expected before the first update; later it means that ref is "
+                "not held fixed."
+            )
+        elif self._is_stale:
+            notes.append("The tokens are not sampled from π, and the KLs to the reference are not corrected for this.")
+        return notes
+
+    @property
+    def _is_stale(self) -> bool:
+        return float(self.kl.scalars.get("ratio/sequence/effective_sample_size", 1.0)) < STALE
+
+    @property
+    def advice(self) -> list[str]:
+        """What to change, most important first. Coefficients of misaligned columns have no meaning."""
+        advice = self._advise_on_alignment()
+        of_loss = [] if advice or self.coefficients is None else self.coefficients.advice
+        if self.cause is not None and self.cause.remedy:
+            advice.append(f"{self.cause.remedy} Then log again: another cause may be behind it.")
+        advice += [*of_loss, *self._advise_on_staleness()]
+        unknown = "; whether trainer and sampler agree is unknown" if self.cause is None else ""
+        return advice or [f"Nothing to change: no fault was found in these data{unknown}."]
+
+    def _advise_on_alignment(self) -> list[str]:
+        shift = self.reference.shift()
+        if not shift:
+            return []
+        where = "next" if shift > 0 else "previous"
+        return [
+            f"Align `{self.columns['ref_logp']}`: its entry for the {where} token fits `{self.columns['logp']}` better "
+            f"(root mean square difference {self.reference.rms(shift):.3g}, {self.reference.rms(0):.3g} as logged)."
+        ]
+
+    def _advise_on_staleness(self) -> list[str]:
+        has_cause = self.cause is not None and self.cause.name not in ("none", "systematic", "unexplained")
+        if not self._is_stale or has_cause or (self.coefficients and self.coefficients.is_corrected):
+            return []
+        left = float(self.kl.scalars["ratio/sequence/effective_sample_size"])
+        return [
+            f"The tokens are sampled from another policy (effective sample size {left:.0%} of the completions): use "
+            f"importance weights in the KL term, {WEIGHTED}."
+        ]
+
+    def to_dict(self) -> dict[str, object]:
+        """Plain data, ready for JSON."""
+        mismatch = None
+        if self.mismatch is not None and self.cause is not None:
+            mismatch = {
+                "metrics": self.mismatch.metrics(),
+                "intervals": self.mismatch.intervals(),
+                "cause": asdict(self.cause),
+            }
+        return {
+            "file": self.file,
+            "columns": self.columns,
+            "rows": self.rows,
+            "tokens": self.tokens,
+            "report": self.kl.metrics(),
+            "intervals": self.kl.intervals(),
+            **({"cell": self.coefficients.to_dict()} if self.coefficients else {}),
+            "mismatch": mismatch,
+            **({"by": [part.to_dict() for part in self.parts]} if "by" in self.columns else {}),
+            "notes": self.notes,
+            "advice": self.advice,
+        }
+
+
+# A figure of the parts, if their values are numbers.
+
+FIGURES = {
+    "KL(π‖ref) by k3, nats per token": "kl/reverse/k3/per_token",
+    "KL(π‖ref) by k1, nats per completion": "kl/reverse/k1/per_sequence",
+    "KL(sampler‖trainer) by k3, nats per token": "kl/mismatch/k3/per_token",
+    "Effective sample size, share of the completions": "ratio/sequence/effective_sample_size",
+    "Tokens per completion": "length/mean",
+}
+"""The quantities that are drawn, by their titles."""
+
+
+def draw(report: LogReport) -> str:
+    """The quantities of the parts by their values, with 95% intervals, as SVG; empty if there is nothing to draw."""
+    parts = report.parts
+    if len(parts) < 2 or not all(isinstance(part.label, int | float) for part in parts):
+        return ""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        remedy = "pip install 'klgrad[plot]'"
+        raise MissingExtraError("matplotlib, for the figures of a page", "no such package", remedy) from error
+    from ..drawing import content
+
+    rows = [{**(part.mismatch or {}), **part.kl} for part in parts]
+    shown = [(title, metric) for title, metric in FIGURES.items() if metric in rows[0]]
+    figure = Figure((8, 2.2 * len(shown)), layout="constrained")
+    panels = figure.subplots(len(shown), squeeze=False)[:, 0]
+    xs = [cast(float, part.label) for part in parts]
+    ends = [{**part.kl.intervals(), **(part.mismatch.intervals() if part.mismatch else {})} for part in parts]
+    for axes, (title, metric) in zip(panels, shown, strict=True):
+        ys = [row[metric] for row in rows]
+        axes.plot(xs, ys, "o-", markersize=3)
+        axes.axhline(0, color="0.7", linewidth=0.8)
+        axes.set_ymargin(0.3)  # an interval that is much wider than all means is cut at the frame
+        axes.set_ylim(axes.get_ylim(), auto=False)
+        for x, end in zip(xs, ends, strict=True):
+            axes.plot([x, x], end.get(metric, (math.nan, math.nan)), color="C0", alpha=0.6)
+        axes.set_title(title, loc="left", fontsize=9)
+        axes.grid(axis="y", alpha=0.3)
+    panels[-1].set_xlabel(report.columns["by"])
+    return "<svg" + content(figure, "svg").decode().partition("<svg")[2]  # without the head of a file of its own
+
 
 # One pass over a log.
 
-ASSUMED_CELL = "k3-loss"
-"""The KL loss that a run is assumed to have if none is named: that of GRPO as published."""
-
-Progress = Callable[[float, float], None]
-"""Called with the share of the file that is read, and 1; with numbers of files, if there are several."""
+Progress = Callable[[float], None]
+"""Called with the share of the log that is read."""
 
 
 def examine(
@@ -37,18 +231,16 @@ def examine(
     columns: dict[str, str] | None = None,
     *,
     by: str | None = None,
-    progress: Progress = lambda done, total: None,
-    chunk_tokens: int = CHUNK_TOKENS,
+    progress: Progress = lambda share: None,
 ) -> LogReport:
-    r"""Read a log once, a bounded number of tokens at a time, and report on it.
+    r"""Read a log once, a bounded number of completions at a time, and report on it.
 
     Args:
         path: a Parquet, JSONL or NPZ file with per-token log-probs, or several of them; also a folder, or a pattern.
-        cell: the name, in `klgrad.zoo`, of the KL loss in use; None assumes k3-loss, and the report says so.
+        cell: the name, in `klgrad.zoo`, of the KL loss in use; its coefficients are then compared with sound ones.
         columns: role to column name, to override the recognised names; an empty name leaves an optional role out.
         by: a column with one value per completion, such as the step; the report then has each of its values too.
-        progress: called after each chunk.
-        chunk_tokens: the approximate number of tokens in memory.
+        progress: called with the share of the log that is read.
 
     Returns:
         The report. `advice` lists what to change, `kl` has the estimates, and `to_dict()` has everything.
@@ -70,98 +262,75 @@ def examine(
         >>> print(report.kl.estimates["kl/reverse/k1/per_token"])
         0.1333 ± 0.19
         >>> print(report.advice[0])
-        Nothing to change in reference and KL term; whether trainer and sampler agree is unknown.
+        Nothing to change: no fault was found in these data; whether trainer and sampler agree is unknown.
     """
-    chosen = cell_of(cell or ASSUMED_CELL)
     paths = [path] if isinstance(path, Path) else list(path)
     files, known = files_of(paths), Known()
     roles = {**(columns or {}), **({} if by is None else {"by": by})}
     logs: list[Log] = []
     for file in files:
-        with _name_file(file, len(files)):
+        with _name_file(file):
             logs.append(open_log(file, roles))
-    _check_columns(files, logs)
-    sums = _Sums(chosen, logs[0].columns)
+            if set(logs[-1].columns) != set(logs[0].columns):
+                raise LogError(
+                    f"the columns {', '.join(sorted(logs[0].columns))} in all files, as in {files[0]}",
+                    ", ".join(sorted(logs[-1].columns)),
+                    "give the files of one run; --column ROLE= leaves an optional column out",
+                )
+    sums = LogSums(logs[0].columns, cell)
     for i, (file, log) in enumerate(zip(files, logs, strict=True)):
-        with _name_file(file, len(files)):
-            for chunk in log.chunks(chunk_tokens, known):
+        with _name_file(file):
+            for chunk in log.chunks(known):
                 sums.add(chunk)
-                progress(*((chunk.share, 1) if len(files) == 1 else (i, len(files))))
+                progress((i + chunk.share) / len(files))
     if not sums.whole.kl.lengths.tokens:
-        rows = sums.whole.kl.lengths.rows
-        raise LogError(
-            "a log with at least one live token",
-            f"{rows} row{'s' * (rows != 1)} without live tokens" if rows else f"{files[0]}, which has no rows",
-            "check that the mask is 1 at the completion's tokens" if rows else "write the log again",
-        )
-    report = sums.report(describe(paths, files), list(known.get("by", {})))
-    return replace(report, cell_is_assumed=cell is None)
+        received = f"{files[0]} with {sums.whole.kl.lengths.rows} rows, none of which has a live token"
+        raise LogError("a log with at least one live token", received, "check the mask, or write the log again")
+    return sums.report(describe(paths, files), list(known.get("by", {})))
 
 
 @contextmanager
-def _name_file(file: Path, count: int) -> Iterator[None]:
-    """An error about one of several files names the file."""
+def _name_file(file: Path) -> Iterator[None]:
+    """An error about a log names the file."""
     try:
         yield
     except KlgradError as error:
-        if count == 1 or isinstance(error, MissingExtraError) or str(file) in error.received:
+        if isinstance(error, MissingExtraError) or str(file) in error.received:
             raise
         raise LogError(error.expected, f"{error.received} of {file}", error.remedy) from error
 
 
-def _check_columns(files: list[Path], logs: list[Log]) -> None:
-    first = set(logs[0].columns)
-    for file, log in zip(files, logs, strict=True):
-        if set(log.columns) != first:
-            raise LogError(
-                f"the columns {', '.join(sorted(first))} in all files, as in {files[0]}",
-                f"{', '.join(sorted(log.columns))} in {file}",
-                "give the files of one run; --column ROLE= leaves an optional column out",
-            )
-
-
-class Padding:
-    """Rows whose last token has log-prob exactly 0 in every column: padding that no mask covers."""
-
-    def __init__(self) -> None:
-        self.rows = self.suspect = 0
-
-    def add(self, chunk: Chunk) -> None:
-        last = (chunk.lengths.cumsum(0) - 1)[chunk.lengths > 0]
-        zero = torch.ones(len(last), dtype=torch.bool)
-        for x in chunk.columns.values():
-            zero &= x[last] == 0
-        self.rows += len(last)
-        self.suspect += int(zero.sum())
-
-    @property
-    def share(self) -> float:
-        return self.suspect / max(self.rows, 1)
-
-
-class _Sums:
-    def __init__(self, cell: Cell, columns: dict[str, str]) -> None:
-        self.cell, self.columns = cell, columns
-        self.whole, self.lags, self.padding = RowSums("old_logp" in columns), Lags(), Padding()
-        self.coefficients = CoefficientSums(cell, "behavior_logp" in columns or "old_logp" in columns)
+class LogSums:
+    def __init__(self, columns: dict[str, str], cell: str | None) -> None:
+        self.columns = columns
+        self.whole, self.lags = RowSums("old_logp" in columns), Lags()
         self.evidence = Evidence() if "behavior_logp" in columns else None
         self.by = PartSums(columns["by"], "old_logp" in columns) if "by" in columns else None
+        self.ends = self.padded = 0
+        self.coefficients = None
+        if cell is not None:
+            from .coefficients import CoefficientSums, cell_of
+
+            self.coefficients = CoefficientSums(cell_of(cell), "behavior_logp" in columns or "old_logp" in columns)
 
     def add(self, chunk: Chunk) -> None:
-        if chunk.mask is None:  # rows that end in exact zeros are then probably padded
-            self.padding.add(chunk)
+        if "mask" not in self.columns:  # rows whose log-probs are all exactly 0 at the last token are probably padded
+            last = (chunk.lengths.cumsum(0) - 1)[chunk.lengths > 0]
+            self.ends += len(last)
+            self.padded += int(torch.stack([x[last] == 0 for x in chunk.columns.values()]).all(0).sum())
         for batch in padded_batches(chunk):
             rollout = batch.rollout
             self.whole.add(rollout, batch.trainer, batch.group)
             if self.by is not None:
                 self.by.add(batch)
-            self.coefficients.add(rollout)
+            if self.coefficients is not None:
+                self.coefficients.add(rollout)
             self.lags.add(rollout.logp.detach(), rollout.ref_logp, rollout.mask)
             if self.evidence is not None and batch.trainer is not None:
                 self.evidence.add(batch.trainer, batch.group)
 
     def report(self, file: str, labels: list[object]) -> LogReport:
-        evidence, kl, lengths = self.evidence, self.whole.kl.report(), self.whole.kl.lengths
+        kl, lengths = self.whole.kl.report(), self.whole.kl.lengths
         ratios = [kl.scalars.get(f"ratio/sequence/{name}") for name in ("mean", "effective_sample_size")]
         on_policy = all(x is not None and abs(float(x) - 1) < ON_POLICY for x in ratios)
         return LogReport(
@@ -170,13 +339,11 @@ class _Sums:
             rows=lengths.rows,
             tokens=lengths.tokens,
             kl=kl,
-            cell=self.cell,
-            comparisons=self.coefficients.comparisons(on_policy=on_policy),
-            dead_share=self.coefficients.dead_share,
-            mismatch=None if evidence is None else self.whole.mismatch.report(),
-            cause=None if evidence is None else cause_of(evidence),
+            coefficients=self.coefficients and self.coefficients.comparison(on_policy=on_policy),
+            mismatch=self.evidence and self.whole.mismatch.report(),
+            cause=self.evidence and cause_of(self.evidence),
             reference=self.lags,
-            padding=self.padding,
+            padded_share=self.padded / max(self.ends, 1),
             parts=[] if self.by is None else self.by.parts(labels),
         )
 
@@ -225,24 +392,13 @@ class PaddedBatch:
 def padded_batches(chunk: Chunk) -> Iterator[PaddedBatch]:
     """Cut a chunk into padded batches. Rows are sorted by length, so that there is little padding."""
     order = torch.argsort(chunk.lengths, stable=True)
-    starts = chunk.starts
-    for index in _cut(order, chunk.lengths):
-        try:
-            yield _pad(chunk, index, starts)
-        except RolloutError:
-            _raise_with_place(chunk)
-            raise
-
-
-def _cut(order: Tensor, lengths: Tensor) -> Iterator[Tensor]:
-    """Runs of rows whose padded size is within `BATCH_CELLS`, or single rows."""
-    width = lengths[order].clamp(min=1).tolist()
+    starts = chunk.lengths.cumsum(0) - chunk.lengths
     begin = 0
-    for i, longest in enumerate(width):
+    for i, longest in enumerate(chunk.lengths[order].clamp(min=1).tolist()):
         if i > begin and (i - begin + 1) * longest > BATCH_CELLS:
-            yield order[begin:i]
+            yield _pad(chunk, order[begin:i], starts)
             begin = i
-    yield order[begin:]
+    yield _pad(chunk, order[begin:], starts)
 
 
 def _pad(chunk: Chunk, index: Tensor, starts: Tensor) -> PaddedBatch:
@@ -261,113 +417,6 @@ def _pad(chunk: Chunk, index: Tensor, starts: Tensor) -> PaddedBatch:
         trainer = Rollout((logp if old is None else old).detach(), behavior, mask, behavior_logp=behavior)
     group, by = (chunk.per_row[role][index] if role in chunk.per_row else None for role in ("group", "by"))
     return PaddedBatch(rollout, trainer, group, by)
-
-
-def _raise_with_place(chunk: Chunk) -> None:
-    """Raise an error for the first invalid value in the order of the file, with its row and column name there."""
-    places: list[tuple[int, str]] = []
-    for role, x in chunk.columns.items():
-        invalid = torch.nonzero(is_invalid(x))
-        places += [(int(invalid[0]), role)] if len(invalid) else []
-    if places:
-        at, role = min(places)
-        row = int(torch.searchsorted(chunk.lengths.cumsum(0), at, right=True))
-        place = chunk.place(row, at - int(chunk.starts[row]))
-        raise LogError(*what_is_wrong(float(chunk.columns[role][at]), chunk.names[role], place))
-
-
-# The coefficients of a cell on the tokens of the data, compared with those of the sound terms.
-
-PREFIX_BOUND = Truncate(2.0)
-"""The bound on prefix ratios. Without one, the product of hundreds of ratios is mostly noise; training uses one too."""
-
-ALIVE, DEAD = 1e-2, 1e-3
-"""A token is in a dead zone if the sound coefficient is larger than `ALIVE`, and the coefficient of the cell is smaller
-than `DEAD` times the sound one."""
-
-
-def sound_terms(off_policy: bool) -> dict[str, KLTerm]:
-    """The reverse KL by level, with importance weights if the file has log-probs of the sampler."""
-    if not off_policy:
-        return {"token": KLTerm(level="token"), "sequence": KLTerm()}
-    return {
-        "token": KLTerm(level="token", weighting=ImportanceWeighting("token", bound=None)),
-        "sequence": KLTerm(weighting=ImportanceWeighting("prefix", bound=PREFIX_BOUND)),
-    }
-
-
-def cell_of(name: str) -> Cell:
-    """Look up a cell, and check that its coefficients depend on one completion only."""
-    cell = cells.get(name)
-    if cell.couples_groups or cell.compares_completions:
-        raise LogError(
-            "a cell whose coefficients depend on one completion only",
-            f"{name!r}, which needs the whole batch or group",
-            f"choose another cell, such as k3-loss or k1-reward; `klgrad audit {name}` examines this one",
-        )
-    return cell
-
-
-def coefficients(cell: Cell, rollout: Rollout) -> Tensor:
-    """(B, T) coefficients of the token scores in the gradient of the cell, summed over the completion."""
-    with torch.enable_grad():
-        loss = cell(rollout)
-        if not loss.requires_grad:
-            return torch.zeros_like(rollout.log_ratio)
-        (gradient,) = torch.autograd.grad(loss, rollout.logp, allow_unused=True)
-    # The cell is a mean over completions: times their number, it gives the coefficients of each completion.
-    return torch.zeros_like(rollout.log_ratio) if gradient is None else gradient * len(rollout.logp)
-
-
-class CoefficientSums:
-    """Second moments of the coefficients of one cell and of the sound terms."""
-
-    def __init__(self, cell: Cell, off_policy: bool) -> None:
-        self.cell, self.terms = cell, sound_terms(off_policy)
-        self.moments = {level: torch.zeros(6, dtype=torch.float64) for level in self.terms}
-        self.largest = torch.zeros(3, dtype=torch.float64)
-        self.tokens = self.dead = 0
-
-    def add(self, rollout: Rollout) -> None:
-        live = rollout.mask
-        c = coefficients(self.cell, rollout)[live].double()
-        if not len(c):
-            return
-        largest = [c.abs().max()]
-        for level, term in self.terms.items():
-            s = term(rollout).coefficient[live].double()
-            # The squared difference has its own sum: computed from the others, it would cancel where c is near s.
-            self.moments[level] += torch.stack([c.sum(), s.sum(), c @ c, s @ s, c @ s, (c - s) @ (c - s)])
-            largest.append(s.abs().max())
-            if level == "token":
-                self.dead += int(((s.abs() > ALIVE) & (c.abs() < DEAD * s.abs())).sum())
-        self.largest = torch.maximum(self.largest, torch.stack(largest))
-        self.tokens += len(c)
-
-    @property
-    def dead_share(self) -> float:
-        """Share of tokens in a dead zone, compared with the sound term at token level."""
-        return self.dead / max(self.tokens, 1)
-
-    def comparisons(self, *, on_policy: bool = False) -> dict[str, CoefficientComparison]:
-        """Comparisons by level. With `on_policy` the terms are shown without weights, since every ratio was 1."""
-        comparisons = {}
-        terms = sound_terms(off_policy=False) if on_policy else self.terms
-        for (level, moments), sound in zip(self.moments.items(), self.largest[1:].tolist(), strict=True):
-            c, s, cc, ss, cs, off = moments.tolist()
-            n = max(self.tokens, 1)
-            spread = max(cc - c * c / n, 0.0) * max(ss - s * s / n, 0.0)
-            # A spread of the size of rounding counts as zero: a constant has no correlation.
-            varies = spread > 1e-20 * cc * ss
-            comparisons[level] = CoefficientComparison(
-                as_code(terms[level]),
-                (off / ss) ** 0.5 if ss else float("nan"),
-                (cs - c * s / n) / spread**0.5 if varies else float("nan"),
-                cs / ss if ss else float("nan"),
-                float(self.largest[0]),
-                sound,
-            )
-        return comparisons
 
 
 # The KL of each part of a log: of each step of a run, for example.

@@ -265,23 +265,46 @@ def _beyond(logit: Tensor, y: Tensor, a: float) -> float:
 AGREE = 1e-3
 """Root mean square of d below which trainer and sampler agree: the size of differences between float32 kernels."""
 
+HALF = 0.05
+"""Largest root mean square of d that kernels and logits in half precision can cause."""
+
+ONE_SIGN = 0.01
+"""A filter alone makes every token more likely, and has no differences of the other sign."""
+
+IN_LINE, NOT_IN_LINE = 0.97, 0.9
+"""Share of the differences between tokens after one prompt that is linear in the log-prob: a temperature has at least
+the first, and is excluded below the second."""
+
+ROUNDED = 1e-4
+"""Share of the mean square difference between tokens after one prompt that may be rounding."""
+
+TOO_LOW = 0.7
+"""Temperature below which a mean of ratios depends on tokens that are too rare to be drawn."""
+
+LEAST = 0.02
+"""Smallest change of the power 1/T that is reported."""
+
+WELL = 1.25
+"""Ratio of the highest to the lowest possible temperature, up to which a single value is reported."""
+
+STEPS = {"bf16": (torch.bfloat16, 2**-8), "fp16": (torch.float16, 2**-11)}
+"""Half-precision formats, with half their relative spacing: the largest relative change by rounding."""
+
 
 @dataclass(frozen=True)
 class Cause:
-    """The likely cause of a mismatch.
+    """The likely cause of a mismatch. Others may be behind it: log again without it.
 
     Attributes:
         name: `none`, `shift`, `rounding`, `filter`, `temperature`, `random trainer`, `systematic` or `unexplained`.
         description: one or two sentences with the statistics that show the cause.
         remedy: what to change; empty for `none`.
-        alone: whether the cause explains the whole difference; None if the data are not sufficient to decide.
         statistics: the numbers in the description.
     """
 
     name: str
     description: str
     remedy: str = ""
-    alone: bool | None = True
     statistics: dict[str, float] = field(default_factory=dict)
 
 
@@ -306,251 +329,43 @@ class MismatchCase:
         """Differences that make a token less likely under the sampler, relative to the others: 0 for a filter."""
         return float((-self.d).clamp(min=0).mean() / self.d.clamp(min=0).mean().clamp(min=1e-12))
 
-    @property
-    def noise(self) -> float | None:
-        """Share of the difference, as a root mean square, that varies between repeats; None if not known."""
-        return None if self.repeats is None else self.repeats.noise / max(self.repeats.off, 1e-12)
-
-    def missing_data(self, what: str) -> str:
-        """Describe the data that would be needed to decide `what`."""
-        if not self.evidence.grouped:
-            return f"A `group` column would show {what}."
-        return f"The prompts in the `group` column have too few first tokens in common to show {what}."
-
-
-# Causes in the way the sampler draws: a filter of the vocabulary, or a temperature.
-
-ONE_SIGN = 0.01
-"""A filter alone makes every token more likely. If the share of opposite differences is larger than this, there is
-another cause."""
-
-IN_LINE = 0.97
-"""A temperature alone makes at least this share of the differences between tokens after one prompt linear in the
-log-prob."""
-
-ROUNDED = 1e-4
-"""Share of the mean square difference between tokens after one prompt that may be rounding."""
-
-TOO_LOW = 0.7
-"""Temperature below which a mean of ratios depends on tokens that are too rare to be drawn."""
-
-LEAST = 0.02
-"""Smallest change of the power 1/T that is reported."""
-
-WELL = 1.25
-"""Ratio of the highest to the lowest possible temperature, up to which a single value is reported."""
-
-MOSTLY = 0.02
-"""Share of the sum of squared differences that may be beyond a temperature's limits if there are other causes too."""
-
-ALL = "whether this is the only cause"
-
-
-def find_filter(case: MismatchCase) -> Cause | None:
-    """Top-p, top-k or min-p: the trainer's probability of the tokens that the sampler could draw is below 1."""
-    mean, error = case.evidence.mass_kept()
-    ratio = torch.exp(-case.d)
-    rare = float(ratio.topk(max(1, len(ratio) // 1000)).values.sum() / ratio.sum())
-    # A heavy tail of ratios also has a sample mean below 1, since the sample lacks its rarest tokens.
-    if not (mean < 0.998 and mean + 5 * error < 1 and rare < 0.02):
-        return None
-    opposite = case.opposite_share
-    one_sign = opposite < ONE_SIGN
-    at = case.temperatures
-    if at.holds and at.one_sided and (at.low * at.high) ** 0.5 < TOO_LOW:  # a low temperature explains the data too
-        return None
-    alone = (None if case.line is None else _of_contexts_alone(case.line)) if one_sign else False
-    text = (
-        f"The sampler drew from a part of the vocabulary that has {mean:.1%} ± {error:.1%} of the trainer's "
-        "probability (the mean ratio, which would be 1). The reason is top-p, top-k or min-p."
-    )
-    least = float(case.d.quantile(0.999).neg().exp())
-    if one_sign:
-        text += (
-            " Almost no token is less likely under the sampler than under the trainer, or more likely by more than "
-            f"1/{least:.2f}."
-        )
-    return Cause(
-        "filter",
-        text + {True: "", False: f" {_name_other_cause(case, opposite)}", None: f" {case.missing_data(ALL)}"}[alone],
-        "Turn top-p, top-k and min-p off while sampling, or apply the same mask in the trainer.",
-        alone,
-        {
-            "mass_kept": mean,
-            "mass_kept/standard_error": error,
-            "least_mass_kept": least,
-            "share_the_other_way": opposite,
-        },
-    )
-
-
-def _of_contexts_alone(line: FirstTokenLine) -> bool:
-    """Whether all tokens after one prompt have the same difference, as with a filter, except for a little noise."""
-    return line.within < 0.05 and not (line.within > ROUNDED and line.along > IN_LINE)
-
-
-def _name_other_cause(case: MismatchCase, opposite: float) -> str:
-    """Describe why a filter is not the only cause."""
-    if case.noise is not None and case.noise > 0.3:
-        return "There is also noise: the same first token after the same prompt gets several log-probs."
-    if case.line is not None and case.line.along > IN_LINE:
-        return "There is also a temperature: after one prompt, the differences are linear in the log-probs."
-    return f"But the opposite differences are {opposite:.1%} as large, which a filter does not cause."
-
-
-@dataclass(frozen=True)
-class _Temperature:
-    """A temperature, and the range of its possible values."""
-
-    t: float
-    low: float
-    high: float
-
-    @property
-    def known(self) -> bool:
-        """Whether the range is narrow enough for a single value."""
-        return self.high <= WELL * self.low
-
-    def __str__(self) -> str:
-        low, value, high = (f"{t:.2f}" for t in (self.low, self.t, self.high))
-        if not self.known:
-            return f"{low} to {high}"
-        return f"about {value}" + (f" ({low} to {high})" if low != high else "")
-
-
-def find_temperature(case: MismatchCase) -> Cause | None:
-    """Another temperature: all tokens are within its limits, or differences are linear after every prompt."""
-    temperatures, line = case.temperatures, case.line
-    in_line = line is not None and line.along > IN_LINE and line.within > ROUNDED and abs(line.slope) >= LEAST
-    mean = _by_mean(case)
-    if in_line and line is not None and temperatures.holds and temperatures.contains(1 / (1 + line.slope)):
-        value = _by_slope(line.slope, line.error)
-    elif temperatures.holds and temperatures.one_sided and temperatures.tested:
-        value = _by_limits(case, mean)
-    elif mean is not None and temperatures.beyond <= MOSTLY:
-        value = mean
-    else:
-        return None
-    alone = None if line is None else in_line and temperatures.holds
-    return _name_temperature(case, value, alone)
-
-
-def _name_temperature(case: MismatchCase, value: _Temperature, alone: bool | None) -> Cause:
-    explained, correlation = 1 - case.temperatures.beyond, float(torch.corrcoef(torch.stack([case.x, case.d]))[0, 1])
-    lines = {
-        True: "After one prompt, the differences are linear in the log-probs.",
-        False: "But after one prompt, the differences are not linear in the log-probs: there is another cause, and the "
-        "value is not reliable.",
-        None: case.missing_data(ALL),
-    }
-    rare = " At so low a temperature, an additional filter would not be visible." if alone and value.t < TOO_LOW else ""
-    return Cause(
-        "temperature",
-        f"The sampler's temperature is {value} times the trainer's: {explained:.1%} of the squared differences "
-        f"are within the limits that a temperature sets for every token. {lines[alone]}{rare}",
-        f"Divide the logits of trainer and ref by {value.t:.2f} too, or sample at the trainer's temperature."
-        if alone is not False and value.known
-        else "Compare the temperatures of sampler and trainer; ref needs the same temperature.",
-        alone,
-        {
-            "temperature_ratio": value.t,
-            "temperature_ratio/low": value.low,
-            "temperature_ratio/high": value.high,
-            "share_explained": explained,
-            "correlation": correlation,
-        },
-    )
-
-
-def _by_slope(slope: float, error: float) -> _Temperature:
-    """The temperature from the slope of d against x, with two standard errors."""
-    a = 1 + slope
-    return _Temperature(1 / a, 1 / (a + 2 * error), 1 / max(a - 2 * error, 0.1))
-
-
-def _by_limits(case: MismatchCase, mean: _Temperature | None) -> _Temperature:
-    """The range within the limits. The value is that of the mean if it is inside, else the limit nearest to 1.
-
-    That limit is the sharper one of the two.
-    """
-    temperatures = case.temperatures
-    inside = mean is not None and temperatures.contains(mean.t)
-    t = mean.t if mean is not None and inside else (temperatures.high if temperatures.high < 1 else temperatures.low)
-    return _Temperature(min(max(t, temperatures.low), temperatures.high), temperatures.low, temperatures.high)
-
-
-def _by_mean(case: MismatchCase) -> _Temperature | None:
-    """The power from E[(exp(-d) - 1) d] = (a - 1) E[(exp(-d) - 1) x], if d is correlated with x.
-
-    exp(-d) - 1 has mean 0 in every context, so it is uncorrelated with every function of the context alone. Noise in
-    the trainer's log-probs gives a = 0, noise in the sampler's gives powers far from 1: both are excluded.
-    """
-    centred = torch.expm1(-case.d)
-    weight = centred * case.x
-    total = float(weight.sum())
-    if not total:
-        return None
-    slope = float((centred * case.d).sum()) / total
-    correlation = float(torch.corrcoef(torch.stack([case.x, case.d]))[0, 1]) * (1 if slope > 0 else -1)
-    error = float((centred * case.d - slope * weight).square().sum()) ** 0.5 / abs(total)
-    if not (-0.7 <= slope <= 0.8 and abs(slope) >= max(LEAST, 4 * error) and correlation >= 0.5):
-        return None
-    return _by_slope(slope, error)
-
-
-# Find the likely cause of a mismatch of trainer and sampler, and whether it is the only one.
-
-HALF = 0.05
-"""Largest root mean square of d that kernels and logits in half precision can cause."""
-
-NOT_IN_LINE = 0.9
-"""If a smaller share of the differences between tokens after one prompt is linear in the log-prob, a temperature is
-excluded."""
-
 
 def cause_of(evidence: Evidence) -> Cause:
-    """The first cause, in a fixed order of checks, that the data show: `none` or `unexplained` if no check does."""
+    """The first cause, in this order of checks, that the data show: `none` or `unexplained` if no check does."""
     case = MismatchCase(evidence)
-    checks = (
-        *(lambda case: _find_agreement(case, AGREE / 100, "agree"), _find_shift, _find_rounding, _find_agreement),
-        *(find_filter, find_temperature),
-        lambda case: _find_rounding(case, everything=False) if case.rms < HALF else None,
-        _find_randomness,
+    text = f"Trainer and sampler agree (root mean square difference {case.rms:.2g})."
+    agree = Cause("none", text, statistics={"rms": case.rms})
+    if case.rms <= AGREE / 100:
+        return agree
+    if (simple := find_shift(case) or find_rounding(case, everything=True)) or case.rms <= AGREE:
+        return simple or agree
+    return (
+        find_filter(case)
+        or find_temperature(case)
+        or (find_rounding(case, everything=False) if case.rms < HALF else None)
+        or find_randomness(case)
+        or _describe_rest(case)
     )
-    return next((cause for check in checks if (cause := check(case)) is not None), None) or _describe_rest(case)
 
 
-def _find_agreement(case: MismatchCase, most: float = AGREE, how: str = "agree to rounding") -> Cause | None:
-    if case.rms > most:
-        return None
-    text = f"Trainer and sampler {how} (root mean square difference {case.rms:.2g})."
-    return Cause("none", text, statistics={"rms": case.rms})
-
-
-def _find_shift(case: MismatchCase) -> Cause | None:
+def find_shift(case: MismatchCase) -> Cause | None:
+    """A column that is moved by one token."""
     lags = case.evidence.lags
     shift = lags.shift()
     if not shift:
         return None
     where, left = "next" if shift > 0 else "previous", lags.rms(shift)
-    alone = left <= AGREE
     return Cause(
         "shift",
         f"The sampler's log-prob of a token equals the trainer's log-prob of the {where} one: the root mean square "
-        f"difference is {left:.3g} if one column is moved by one token, and {lags.rms(0):.3g} as logged."
-        + ("" if alone else " The remaining difference has another cause, which is not examined here."),
+        f"difference is {left:.3g} if one column is moved by one token, and {lags.rms(0):.3g} as logged.",
         "Align the columns: the logits at position t - 1 score token t.",
-        alone,
         {"shift": shift, "rms": lags.rms(0), "rms_shifted": left},
     )
 
 
-STEPS = {"bf16": (torch.bfloat16, 2**-8), "fp16": (torch.float16, 2**-11)}
-"""Half-precision formats, with half their relative spacing: the largest relative change by rounding."""
-
-
-def _find_rounding(case: MismatchCase, *, everything: bool = True) -> Cause | None:
-    """Whether one side's log-probs are numbers of a half-precision format.
+def find_rounding(case: MismatchCase, *, everything: bool) -> Cause | None:
+    """One side's log-probs are numbers of a half-precision format.
 
     With `everything`, almost all differences must also be within the rounding of that format.
     """
@@ -562,73 +377,127 @@ def _find_rounding(case: MismatchCase, *, everything: bool = True) -> Cause | No
             exact = float((nonzero.to(dtype).double() == nonzero).double().mean()) if len(nonzero) else 0.0
             if exact < 0.99 or (everything and within < 0.99):
                 continue
-            more = "" if everything else " Logits in half precision, which change a log-prob more, may be the rest."
             return Cause(
                 "rounding",
                 f"The {side}'s log-probs are rounded to {name}: {exact:.1%} of them are {name} numbers, and "
-                f"{within:.1%} of the differences are within its rounding (root mean square {case.rms:.2g}).{more}",
+                f"{within:.1%} of the differences are within its rounding (root mean square {case.rms:.2g}). Logits in "
+                "half precision change a log-prob more than that.",
                 f"Compute the head and log-softmax in float32, and store the {side}'s log-probs in float32.",
-                True if everything else None,
                 {"share_representable": exact, "share_within_rounding": within, "rms": case.rms},
             )
     return None
 
 
-def _find_randomness(case: MismatchCase) -> Cause | None:
-    """Compare repeats of the same first token after the same prompt."""
-    repeats = case.repeats
-    if repeats is None or case.noise is None or repeats.off <= AGREE:
+def find_filter(case: MismatchCase) -> Cause | None:
+    """Top-p, top-k or min-p: the trainer's probability of the tokens that the sampler could draw is below 1."""
+    mean, error = case.evidence.mass_kept()
+    ratio = torch.exp(-case.d)
+    rare = float(ratio.topk(max(1, len(ratio) // 1000)).values.sum() / ratio.sum())
+    # A heavy tail of ratios also has a sample mean below 1, since the sample lacks its rarest tokens.
+    if not (mean < 0.998 and mean + 5 * error < 1 and rare < 0.02):
         return None
+    at = case.temperatures
+    if at.holds and at.one_sided and (at.low * at.high) ** 0.5 < TOO_LOW:  # a low temperature explains the data too
+        return None
+    least = float(case.d.quantile(0.999).neg().exp())
+    return Cause(
+        "filter",
+        f"The sampler drew from a part of the vocabulary that has {mean:.1%} ± {error:.1%} of the trainer's "
+        "probability (the mean ratio, which would be 1). The reason is top-p, top-k or min-p. Almost no token is more "
+        f"likely under the sampler by more than 1/{least:.2f}; differences of the other sign, which a filter does not "
+        f"cause, are {case.opposite_share:.1%} as large.",
+        "Turn top-p, top-k and min-p off while sampling, or apply the same mask in the trainer.",
+        {
+            "mass_kept": mean,
+            "mass_kept/standard_error": error,
+            "least_mass_kept": least,
+            "share_the_other_way": case.opposite_share,
+        },
+    )
+
+
+def find_temperature(case: MismatchCase) -> Cause | None:
+    """Another temperature: all tokens are within its limits. After one prompt the differences show its value too."""
+    at, line = case.temperatures, case.line
+    if not at.holds:
+        return None
+    low, high = at.low, at.high
+    in_line = line is not None and line.along > IN_LINE and line.within > ROUNDED and abs(line.slope) >= LEAST
+    if in_line and line is not None and at.contains(1 / (1 + line.slope)):
+        a = 1 + line.slope
+        t, low, high = 1 / a, 1 / (a + 2 * line.error), 1 / max(a - 2 * line.error, 0.1)
+    elif at.one_sided and at.tested:
+        t = high if high < 1 else low  # the limit nearest to 1 is the sharper one
+    else:
+        return None
+    known = high <= WELL * low
+    span = f"{low:.2f} to {high:.2f}"
+    value = f"about {t:.2f}" + (f" ({span})" if f"{low:.2f}" != f"{high:.2f}" else "") if known else span
+    return Cause(
+        "temperature",
+        f"The sampler's temperature is {value} times the trainer's: {1 - at.beyond:.1%} of the squared differences "
+        "are within the limits that a temperature sets for every token.",
+        f"Divide the logits of trainer and ref by {t:.2f} too, or sample at the trainer's temperature."
+        if known
+        else "Compare the temperatures of sampler and trainer; ref needs the same temperature.",
+        {
+            "temperature_ratio": t,
+            "temperature_ratio/low": low,
+            "temperature_ratio/high": high,
+            "share_explained": 1 - at.beyond,
+        },
+    )
+
+
+def find_randomness(case: MismatchCase) -> Cause | None:
+    """Repeats of the same first token after the same prompt: a random trainer, or a difference that is always there."""
+    repeats = case.repeats
+    if repeats is None or repeats.off <= AGREE:
+        return None
+    random = repeats.noise > 0.5 * repeats.off
+    in_doubt = case.temperatures.holds and (case.line is None or case.line.along > NOT_IN_LINE)
+    if not random and (in_doubt or case.opposite_share < ONE_SIGN):  # a temperature or a filter; this would be a guess
+        return None
+    again = (
+        f"{repeats.pairs} times, the same first token after the same prompt got log-probs from the trainer with a "
+        f"spread of {repeats.noise:.2g}, {repeats.off:.2g} away from the sampler's."
+    )
     statistics = {
         "repeats": float(repeats.pairs),
         "rms_of_repeats": repeats.noise,
         "rms_at_repeats": repeats.off,
         "rms": case.rms,
     }
-    again = f"{repeats.pairs} times, the same first token after the same prompt got"
-    if case.noise > 0.5:
-        alone = case.noise > 0.85
+    if random:
         return Cause(
             "random trainer",
-            f"The trainer is random: {again} another log-prob (spread {repeats.noise:.2g}, of a difference of "
-            f"{repeats.off:.2g}). The reason is dropout, or kernels that depend on the batch."
-            + ("" if alone else " This is not the only cause: a part of the difference is the same every time."),
+            f"The trainer is random: {again} The reason is dropout, or kernels that depend on the batch.",
             "Score in evaluation mode (`model.eval()`), with dropout 0 in the configuration.",
-            alone,
             statistics,
         )
-    in_doubt = case.temperatures.holds and (case.line is None or case.line.along > NOT_IN_LINE)
-    if in_doubt or case.opposite_share < ONE_SIGN:  # a temperature or a filter; stale weights would then be a guess
-        return None
-    alone = case.noise < 0.1
     return Cause(
         "systematic",
-        f"The difference is {'not' if alone else 'not only'} noise: {again} {'' if alone else 'nearly '}the same "
-        f"log-prob from the trainer (spread {repeats.noise:.2g}), which differs from the sampler's by "
-        f"{repeats.off:.2g}.",
+        f"The difference is not only noise: {again}",
         "Look for stale weights in the sampler, another prompt template, or a penalty in the sampler.",
-        alone,
         statistics,
     )
 
 
 def _describe_rest(case: MismatchCase) -> Cause:
-    noise = case.rms < HALF
-    size = "as half-precision kernels can cause" if noise else "more than half-precision kernels cause"
-    hint = "" if case.repeats is not None else " " + case.missing_data("whether it is noise (dropout) or systematic")
-    temperatures = case.temperatures
-    if not noise and temperatures.holds and temperatures.one_sided:
+    size = "as half-precision kernels can cause" if case.rms < HALF else "more than half-precision kernels cause"
+    hint, at = "", case.temperatures
+    if case.rms >= HALF and at.holds and at.one_sided:
         hint = (
-            f" A temperature of {temperatures.low:.2g} to {temperatures.high:.2g} times the trainer's could cause it, "
-            f"and so could other weights: these data cannot distinguish the two.{hint}"
+            f" A temperature of {at.low:.2g} to {at.high:.2g} times the trainer's could cause it, and so could other "
+            "weights: these data cannot distinguish the two."
         )
+    if case.repeats is None:
+        hint += " Several completions of one prompt (`group`) would show whether it is noise (dropout) or systematic."
     return Cause(
         "unexplained",
         f"The root mean square difference is {case.rms:.2g}, {size}; the data show no shift, filter, temperature or "
         f"rounding that alone would cause it.{hint}",
-        "Compute the head and log-softmax in float32 on both sides."
-        if noise
-        else "Check dropout (`model.eval()`), that the sampler has the trainer's weights, and its temperature.",
-        None,
+        "Compute the head and log-softmax in float32 on both sides. Check dropout (`model.eval()`), that the sampler "
+        "has the trainer's weights, and its temperature.",
         {"rms": case.rms, "mean_over_rms": float(case.d.mean()) / case.rms},
     )

@@ -1,13 +1,14 @@
 """KLs in a run's scalars, by their names, and their symptoms: what each looks like, its causes, and the cure.
 
-`klgrad diagnose` and the page of the symptoms are made from these tables, and from `threads.json`: public threads on KL
-terms.
+`klgrad diagnose` and the page of the symptoms have their words from `symptoms.json`, and from `threads.json`: public
+threads on KL terms.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -15,13 +16,6 @@ from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from .diagnosis import ScalarLog, Series
-
-ADVISE = "klgrad advise --config FILE"
-AUDIT = "klgrad audit FILE:FUNCTION"
-LOGS = "klgrad logs rollouts"
-DIAGNOSE = "klgrad diagnose RUN"
-CALLBACK = "KLCallback(log_rollouts='rollouts')"
-BOUNDED = 'KLTerm(level="token", influence_bound=5.0)'
 
 Fact = Literal["no-kl", "unread", "both", "ignores-ref", "climbs", "forward", "cut", "divided", "stale"]
 """What a configuration file can say of a run."""
@@ -41,7 +35,7 @@ class Explanation:
     what: str
     decides: str
     cure: str
-    facts: tuple[Fact, ...] = ()
+    facts: Sequence[Fact] = ()
 
 
 @dataclass(frozen=True)
@@ -61,329 +55,17 @@ class Symptom:
     causes: tuple[Explanation, ...]
 
 
-IGNORES_REF = Explanation(
-    "The gradient has no reference in it: k1 as a loss, a KL under no_grad, or detached log-probs. The value is right, "
-    "and nothing pulls.",
-    f"`{ADVISE}`, or `{AUDIT}` for a loss of your own",
-    "the gradient of k2: `low_var_kl+` in verl, `use_bias_correction_kl=True` in TRL, `KLTerm()` anywhere",
-    ("ignores-ref",),
-)
-UNREAD = Explanation(
-    "The coefficient is set and nothing reads it: slime's kl-coef with GRPO, a β of a trainer without a KL, a switch "
-    "that belongs to the other place.",
-    f"`{ADVISE}`, which lists coefficients that are never read",
-    "set the coefficient that this algorithm reads",
-    ("unread",),
-)
-NOT_THE_SAMPLER = Explanation(
-    "The samples are not the policy's: later updates on a batch, another temperature or top-p, an inference engine, "
-    "other experts of a mixture. A mean of log π/ref over another policy's tokens has either sign.",
-    f"`{LOGS}`, its part on trainer and sampler; `{CALLBACK}` of klgrad.trl writes such a folder",
-    "make them equal, or weight the KL: `ImportanceWeighting`",
-    ("stale",),
-)
-CUT = Explanation(
-    "A clamp on the value: beyond it the gradient is 0, so that the tokens furthest from the reference are not pulled.",
-    f"`{ADVISE}`, or `{AUDIT}`: its line on the divergence has the edges",
-    f"bound the coefficient and not the value: `{BOUNDED}`",
-    ("cut",),
-)
-DIVIDED = Explanation(
-    "A KL in the reward is divided by the standard deviation of the group or batch: in groups with equal rewards β "
-    "cancels.",
-    f"`{ADVISE}`",
-    "an advantage without the division, or the KL after it",
-    ("divided",),
-)
-FEW_RUNS = Explanation(
-    "Noise: with one run per β the error here is that of its steps, and not of another seed.",
-    "a second seed of two runs",
-    "none",
-)
+def _symptoms() -> dict[str, Symptom]:
+    data = json.loads(Path(__file__).with_name("symptoms.json").read_text(encoding="utf-8"))
+    symptoms = {}
+    for row in data["symptoms"]:
+        causes = (data["shared"][cause] if isinstance(cause, str) else cause for cause in row.pop("causes"))
+        symptoms[row["name"]] = Symptom(**row, causes=tuple(Explanation(**cause) for cause in causes))
+    return symptoms
 
-SYMPTOMS: dict[str, Symptom] = {
-    symptom.name: symptom
-    for symptom in (
-        Symptom(
-            "zero",
-            "The KL is exactly 0",
-            "half of the values after the first, or more, are 0 to the last bit; the first one may be, because the "
-            "policy starts at the reference",
-            (
-                Explanation(
-                    "The KL is off: a coefficient of 0, a switch that is not set, or a coefficient that nothing reads.",
-                    f"`{ADVISE}`",
-                    "set the coefficient that the run reads",
-                    ("no-kl", "unread"),
-                ),
-                Explanation(
-                    "The reference is the policy: one object for both, LoRA whose adapter stays on for the reference, "
-                    "or a reference that is synchronised at every step.",
-                    f"`{LOGS}`: every log-ratio is 0 although the weights moved",
-                    "a frozen copy; with LoRA switch the adapter off for the reference",
-                ),
-                Explanation(
-                    "The policy does not move: every group has equal rewards, or the learning rate is 0.",
-                    "the gradient norm in the same log",
-                    "prompts of medium difficulty; the schedule",
-                ),
-                Explanation(
-                    "It is another KL: that to the policy before the update is 0 on the first update by construction.",
-                    f"`{DIAGNOSE}`, its first lines",
-                    "log the KL to the reference: `KLCallback`",
-                ),
-                Explanation(
-                    "Rounding: log-probs in bfloat16 have 8 bits, and a small difference is 0.",
-                    f"`{LOGS}`: log-ratios are multiples of a power of 2",
-                    "compute log-probs in float32",
-                ),
-            ),
-        ),
-        Symptom(
-            "negative",
-            "The KL is negative beyond its error",
-            "the mean over the run, or over its second half, is more than 3 standard errors below 0; or one value is "
-            "below 0 though the estimate is k2 or k3, which cannot be. A single negative batch of k1 is no symptom",
-            (
-                NOT_THE_SAMPLER,
-                Explanation(
-                    "The sign or the order of the arguments: log ref/π was logged, or a reward of -β KL.",
-                    f"`{AUDIT}`, which says whether the loss climbs",
-                    "log π first, then log ref",
-                    ("climbs",),
-                ),
-                Explanation(
-                    "Other tokens are counted for one of the two: those of tools, of the prompt, or padding.",
-                    f"`{LOGS}` with the mask that the loss has",
-                    "one mask for both, applied once",
-                ),
-                Explanation(
-                    "A KL over the top k entries alone, whose tail is left out: no divergence, and negative where the "
-                    "policy has less probability there.",
-                    f"`{AUDIT}`",
-                    "count the tail: `lumped_kl`",
-                ),
-            ),
-        ),
-        Symptom(
-            "constant",
-            "The KL is the same whatever β is",
-            "several runs whose β differ by a factor of 2 or more end at one KL, within 2 standard errors or 10%",
-            (
-                UNREAD,
-                IGNORES_REF,
-                DIVIDED,
-                CUT,
-                Explanation(
-                    "β is too small for any of them: β times the KL is far below the spread of the rewards.",
-                    "β times the KL, beside the standard deviation of the rewards",
-                    "raise β by a factor of 10",
-                ),
-                FEW_RUNS,
-            ),
-        ),
-        Symptom(
-            "rising-with-beta",
-            "A larger β gives a larger KL",
-            "of several runs, the one with the largest β ends at a KL that is 20% and 3 standard errors above that of "
-            "the smallest, and none between breaks the order",
-            (
-                Explanation(
-                    "The sign is wrong: the loss climbs the KL.",
-                    f"`{AUDIT}`, or `{ADVISE}`",
-                    "add the KL to the loss, subtract it from the reward",
-                    ("climbs",),
-                ),
-                Explanation(
-                    "k1 as a loss: nothing on fresh samples; on stale ones it climbs the KL from the sampler; with a "
-                    "mean per completion it makes completions longer. All of it grows with β.",
-                    f"`{ADVISE}`; the mean length in the same log",
-                    "the gradient of k2",
-                    ("ignores-ref",),
-                ),
-                Explanation(
-                    "The forward KL is descended, and another KL is logged.",
-                    f"`{AUDIT}`, its line on the divergence",
-                    "the gradient of k2, or log the KL that is descended",
-                    ("forward",),
-                ),
-                FEW_RUNS,
-            ),
-        ),
-        Symptom(
-            "rising",
-            "The KL rises to the end",
-            "four of five pairs of values are in rising order, and the last quarter is 3 times the second",
-            (
-                Explanation(
-                    "Nothing is wrong: the reward pulls, and β is small against it.",
-                    "β times the KL, beside the rewards",
-                    "a larger β, or a target for the KL: `kl_target` of KLConfig",
-                ),
-                UNREAD,
-                IGNORES_REF,
-                CUT,
-                DIVIDED,
-            ),
-        ),
-        Symptom(
-            "spike",
-            "The KL spikes and comes back",
-            "values above 3 times the median of their ten neighbours, and 8 robust deviations away",
-            (
-                Explanation(
-                    "One token that the policy has left: k3 has exp(log ref/π), and a few tokens are the whole mean. "
-                    "k1 of the same tokens is calm.",
-                    f"`{LOGS}`: the largest log-ratio, and k1 beside k3 with their errors",
-                    f"the gradient of k2, or `{BOUNDED}`; log k1 too",
-                ),
-                NOT_THE_SAMPLER,
-                Explanation(
-                    "A few completions: cut off at the limit, repeating themselves, or scored without their image.",
-                    f"`{LOGS}` by step",
-                    "read those completions; give the reference all inputs of the policy",
-                ),
-                Explanation(
-                    "An update that was too large.",
-                    "the gradient norm at the same step",
-                    "a smaller learning rate, or clipping of the gradient norm",
-                ),
-            ),
-        ),
-        Symptom(
-            "jump",
-            "The KL jumps and stays",
-            "five values in a row are all above 3 times the five before them, and the run does not come back",
-            (
-                Explanation(
-                    "The policy collapsed onto an answer of its own: rewards fall at the same step.",
-                    "the rewards in the same log; the KL before the jump, which often rises first",
-                    "start again before the jump with a larger β; an early stop at a KL",
-                ),
-                Explanation(
-                    "The reference changed: it was reset, synchronised, or not restored with a checkpoint.",
-                    "the settings that synchronise it; whether the run was resumed at this step",
-                    "restore it; a KL to a moving reference is no distance from the start",
-                ),
-                CUT,
-                Explanation(
-                    "The prompts changed: another stage or data set, at another distance from the reference.",
-                    "the schedule of the data",
-                    "compare KLs on one set of prompts",
-                ),
-            ),
-        ),
-        Symptom(
-            "nan",
-            "The KL or the gradient is NaN or infinite",
-            "a value was logged and is no finite number. A step without a value is none",
-            (
-                Explanation(
-                    "k3 overflows: exp(log ref/π) is infinite backward where its value is still clamped and finite.",
-                    f"`{AUDIT}`: its line on float32",
-                    f"`{BOUNDED}`, or clamp the log-ratio before the exponential",
-                ),
-                Explanation(
-                    "A log-prob of -inf: a token that a filter or a mask excludes, minus another -inf.",
-                    f"`{LOGS}`, which names the row and the token",
-                    "compute log-probs before the filters; mask with `where` and not by a product",
-                ),
-                Explanation(
-                    "A division by 0: a completion without tokens, or a group whose rewards are equal.",
-                    "the lengths, and the share of such groups, in the same log",
-                    "leave such rows out; add a small number to the deviation",
-                ),
-                Explanation("float16, or softmax in bfloat16.", "the same step in float32", "log-probs in float32"),
-            ),
-        ),
-        Symptom(
-            "units",
-            "The KL is in other units than thought",
-            "two KLs of one run have the ratio of the mean length; or a KL moves with the length from step to step",
-            (
-                Explanation(
-                    "One is a mean per token and the other a sum per completion.",
-                    f"`{LOGS}` prints both, with errors",
-                    "state the unit beside every KL and every β; a target per token is not one per completion",
-                ),
-                Explanation(
-                    "The loss's own reduction was logged: a sum with seq-mean-token-sum, a mean with token-mean.",
-                    f"`{ADVISE}`",
-                    "compare runs in one unit: `kl_report`",
-                ),
-                Explanation(
-                    "It has β in it, or a sign: kl_rewards of AReaL is minus kl_ctl times the KL.",
-                    "the same run with twice the coefficient",
-                    "log the KL itself",
-                ),
-            ),
-        ),
-        Symptom(
-            "other-kl",
-            "The KL in the log has no reference in it",
-            "the only KLs are to the sampler or to the policy before the update, such as ppo_kl and approx_kl",
-            (
-                Explanation(
-                    "The run has no KL to a reference: at a coefficient of 0 most trainers load none and log none.",
-                    f"`{ADVISE}`",
-                    "measure it all the same: `KLCallback` works at β = 0",
-                    ("no-kl", "unread"),
-                ),
-                Explanation("It is logged under a name that is not known here.", f"`{DIAGNOSE} --kl NAME`", "name it"),
-            ),
-        ),
-        Symptom(
-            "flat-groups",
-            "Most groups have equal rewards",
-            "in half of the groups or more every completion has the same reward, over the last quarter of the run",
-            (
-                Explanation(
-                    "The prompts are too easy or too hard by now. These groups have no policy gradient: the KL is all "
-                    "that moves the policy there, and divided by the group's deviation it is β-free noise.",
-                    "the rewards, by prompt",
-                    "sample prompts by their success rate; no division where the KL is in the reward",
-                    ("divided",),
-                ),
-            ),
-        ),
-        Symptom(
-            "zero-gradient",
-            "The gradient is exactly 0",
-            "the gradient norm is 0 to the last bit in one step of five or more",
-            (
-                Explanation(
-                    "Every group of those steps had equal rewards, and no KL is in the loss.",
-                    "the share of groups with equal rewards, in the same log",
-                    "as above",
-                    ("no-kl", "unread"),
-                ),
-                Explanation(
-                    "The KL is in the loss and under no_grad, or its coefficient is not read.",
-                    f"`{ADVISE}`, or `{AUDIT}`",
-                    "remove the decorator; set the coefficient that is read",
-                    ("unread",),
-                ),
-            ),
-        ),
-        Symptom(
-            "wiring",
-            "The configuration does not say what it seems to",
-            "with --config: a coefficient that is never read, a KL in both places, or a KL whose gradient has no "
-            "reference in it",
-            (
-                UNREAD,
-                Explanation(
-                    "Both places are on, the loss and the reward: two KLs add up, of two kinds.",
-                    f"`{ADVISE}`",
-                    "switch one off",
-                    ("both",),
-                ),
-                IGNORES_REF,
-                Explanation("The loss climbs the KL.", f"`{ADVISE}`", "turn the sign", ("climbs",)),
-            ),
-        ),
-    )
-}
+
+SYMPTOMS = _symptoms()
+"""The symptoms of `symptoms.json` by name, in its order."""
 
 
 # Public threads on KL terms: what is asked, what answers it here, and which symptom it is.

@@ -15,7 +15,7 @@ from ..errors import RunError
 from ..integrations import lend
 from ..support import Model, write_whole
 from ..trl import KLTrainer
-from ..trl.compat import checkpoint_folder, load_parts, load_weights, save_in_one_piece, save_parts
+from ..trl.compat import checkpoint_folder, load_parts, load_weights, save_parts
 
 REFERENCE = "klgrad_reference.safetensors"
 """The reference, in a checkpoint of a run in which it moves (`sync_ref_model`)."""
@@ -75,13 +75,13 @@ class RunTrainer(KLTrainer):
 
     Attributes:
         task_rewards: weights of the reward functions by name, without that of the KL.
-        card: the model card, for `README.md`; None leaves it to TRL, which knows neither the base model nor the KL.
+        card: the model card, for `README.md`.
         after_update: called after each update, once it has been logged and, if due, saved.
     """
 
     train_sampler: Any = None
     task_rewards: dict[str, float]
-    card: str | None = None
+    card: str = ""
     after_update: Sequence[Callable[[], None]] = ()
 
     def _get_train_sampler(self, *args: object, **kwargs: object) -> object:
@@ -105,11 +105,14 @@ class RunTrainer(KLTrainer):
     def save_whole_model(self, folder: Path) -> None:
         """Save unsharded weights, also where checkpoints are sharded; an existing model is replaced at the end."""
         if self.is_fsdp_enabled:
-            save_in_one_piece(self)
+            plugin: Any = self.accelerator.state.fsdp_plugin
+            plugin.set_state_dict_type("FULL_STATE_DICT")  # not in shards
         partial, old = (folder.with_name(f".{folder.name}.{end}") for end in ("partial", "old"))
         self._remove(partial)
         try:
             self.save_model(str(partial))
+            if self.args.should_save:
+                write_whole(partial / "README.md", self.card)
             self.accelerator.wait_for_everyone()
         except Exception:
             self._remove(partial, wait=False)
@@ -122,11 +125,9 @@ class RunTrainer(KLTrainer):
             shutil.rmtree(old, ignore_errors=True)
         self.accelerator.wait_for_everyone()
 
-    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
+    def create_model_card(self, *args: object, **kwargs: object) -> None:
         """Write the card to the output folder; called with every checkpoint, and before a push to the hub."""
-        if self.card is None:
-            super().create_model_card(*args, **kwargs)
-        elif self.args.should_save:
+        if self.args.should_save:
             write_whole(self.folder / "README.md", self.card)
 
     def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:

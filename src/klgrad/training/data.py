@@ -3,7 +3,6 @@
 import asyncio
 import glob
 import importlib
-import importlib.util
 import inspect
 import json
 import math
@@ -193,13 +192,13 @@ def distinct(rows: list[Json], size: int) -> list[Json]:
     return list(first.values())[:size]
 
 
-def split(rows: list[Json], size: int, part: int = HELD_OUT) -> tuple[list[Json], list[Json]]:
+def split(rows: list[Json], size: int) -> tuple[list[Json], list[Json]]:
     """Split into rows to train on and up to `size` different prompts to evaluate on, those with the smallest hashes.
 
-    It does not depend on the order of the rows or on a seed. At most one in `part` different prompts is held out.
+    It does not depend on the order of the rows or on a seed. At most one in `HELD_OUT` different prompts is held out.
     """
     keys = sorted({key(row) for row in rows}, key=lambda text: (text_hash(text), text))
-    kept = set(keys[: min(size, len(keys) // part)])
+    kept = set(keys[: min(size, len(keys) // HELD_OUT)])
     held_out = distinct([row for row in rows if key(row) in kept], len(kept))
     return [row for row in rows if key(row) not in kept], held_out
 
@@ -224,31 +223,24 @@ def is_dataset(name: str) -> bool:
     return Path(name).suffix in FORMATS or "/" in name
 
 
-def from_dataset(settings: RunConfig, names: list[str], evaluated: list[str] | None, seed: int) -> Sources:
+def _from_dataset(settings: RunConfig, names: list[str], evaluated: list[str] | None, seed: int) -> Sources:
     """Read a dataset, and split it unless another one is given to evaluate on. Its rewards come from `--reward`."""
     if len(names) > 1:
         raise SettingError("one dataset to train on", ", ".join(names), "put the prompts into one file")
     (name,) = names
-    evaluated = [name] if evaluated is None else evaluated
-    rows, called = _rows_of(name, settings.dataset_config, settings.dataset_split), _short([name, *evaluated])
     eval_split = settings.dataset_eval_split or settings.dataset_split
-    from_rows = [n for n in evaluated if _same(name, n) and (_is_file(n) or eval_split == settings.dataset_split)]
-    trained, held_out = split(rows, settings.eval_size) if from_rows else (rows, [])
+    rows = trained = _rows_of(name, settings.dataset_config, settings.dataset_split)
     prompts, sets = {key(row) for row in rows}, []
-    for other in evaluated:
-        held = held_out
-        if other not in from_rows:
-            config = settings.dataset_config if _same(name, other) else None
-            held = distinct(_rows_of(other, config, eval_split), settings.eval_size)
-        near = _same(name, other) or any(key(row) in prompts for row in held)
-        sets.append(EvaluationSet(called[other], "in" if near else "out", held))
+    for other in evaluated or [name]:
+        same = _same(name, other)
+        if same and (_is_file(other) or eval_split == settings.dataset_split):
+            trained, held_out = split(rows, settings.eval_size)
+        else:
+            config = settings.dataset_config if same else None
+            held_out = distinct(_rows_of(other, config, eval_split), settings.eval_size)
+        near = same or any(key(row) in prompts for row in held_out)
+        sets.append(EvaluationSet(other, "in" if near else "out", held_out))
     return trained, sets, []
-
-
-def _short(names: list[str]) -> dict[str, str]:
-    """Names without folder and suffix, where these stay distinct."""
-    stems = [Path(name).stem for name in dict.fromkeys(names)]
-    return {n: Path(n).stem if stems.count(Path(n).stem) == 1 else n for n in names}
 
 
 def _same(a: str, b: str) -> bool:
@@ -277,44 +269,27 @@ def _rows_of(name: str, config: str | None, split_name: str) -> list[Json]:
 GYM = "reasoning-gym:"
 
 
-def from_gym(settings: RunConfig, names: list[str], evaluated: list[str] | None, seed: int) -> Sources:
-    """Generate questions to train on; evaluate on held-out ones of the same tasks, or on the tasks in `evaluated`."""
-    if importlib.util.find_spec("reasoning_gym") is None:
-        raise MissingExtraError("reasoning-gym", "no such package", "pip install 'klgrad[gym]'")
-    gym: Any = importlib.import_module("reasoning_gym")
-    datasets = importlib.import_module("reasoning_gym.factory").DATASETS
-    scorers: Json = {}
-
-    def entries(name: str, size: int) -> list[Json]:
-        if name not in datasets:
-            raise UnknownNameError("task of reasoning-gym", name, datasets)
-        scorers[name] = gym.create_dataset(name, seed=seed, size=size)
-        return [
-            {"prompt": e["question"], "answer": str(e["answer"]), "task": name, "entry": i}
-            for i, e in enumerate(scorers[name])
-        ]
-
-    rows: list[Json] = []
-    held_out: dict[str, list[Json]] = {}
-    trained = [name.removeprefix(GYM) for name in dict.fromkeys(names)]
-    for name in trained:
-        more, held_out[name] = split(
-            entries(name, settings.train_size + settings.eval_size), settings.eval_size, part=2
-        )
-        rows += more
-    wanted = trained if evaluated is None else [name.removeprefix(GYM) for name in evaluated]
-    others = {name: entries(name, settings.eval_size) for name in wanted if name not in trained}
-    sets = [EvaluationSet(n, "out" if n in others else "in", {**held_out, **others}[n]) for n in wanted]
+def _from_gym(settings: RunConfig, names: list[str], evaluated: list[str] | None, seed: int) -> Sources:
+    """Generate questions, and hold some of each task out; tasks that are only in `evaluated` are out of domain."""
+    try:
+        gym: Any = importlib.import_module("reasoning_gym")
+    except ImportError as error:
+        raise MissingExtraError("reasoning-gym", "no such package", "pip install 'klgrad[gym]'") from error
+    size, wanted = settings.train_size + settings.eval_size, evaluated or names
+    tasks = {n: gym.create_dataset(n.removeprefix(GYM), seed=seed, size=size) for n in dict.fromkeys(names + wanted)}
+    rows, sets = list[Json](), list[EvaluationSet]()
+    for name, entries in tasks.items():
+        made = [{"prompt": e["question"], "task": name, "entry": i} for i, e in enumerate(entries)]
+        trained, held_out = split(made, settings.eval_size)
+        if name in names:
+            rows += trained
+        if name in wanted:
+            sets.append(EvaluationSet(name, "in" if name in names else "out", held_out))
 
     def solved(completions: list[Completion], task: list[str], entry: list[int], **_: object) -> list[float]:
         """Score the text between answer tags, or all of it, with the task's verifier."""
-        values = list[float]()
-        for completion, of, i in zip(completions, task, entry, strict=True):
-            text = text_of(completion)
-            opened, rest = text.rpartition("<answer>")[1:]
-            answer = (rest.partition("</answer>")[0] if opened else text).strip()
-            values.append(float(scorers[of].score_answer(answer, scorers[of][i])))
-        return values
+        texts = (text_of(each).rpartition("<answer>")[2].partition("</answer>")[0].strip() for each in completions)
+        return [float(tasks[n].score_answer(x, tasks[n][i])) for x, n, i in zip(texts, task, entry, strict=True)]
 
     return rows, sets, [solved]
 
@@ -466,8 +441,7 @@ def data_of(settings: RunConfig, seed: int, *, conversational: bool) -> Data:
     from datasets import Dataset
 
     names, evaluated = _names(settings)
-    make = {"dataset": from_dataset, "reasoning-gym": from_gym, "built-in": _built_in}[_kind(names)]
-    rows, sets, rewards = make(settings, names, evaluated, seed)
+    rows, sets, rewards = _kind(names[0])(settings, names, evaluated, seed)
     rows = without(rows, [row for task in sets for row in task.rows])
     if not rows:
         raise DataError(
@@ -495,29 +469,24 @@ def data_of(settings: RunConfig, seed: int, *, conversational: bool) -> Data:
 
 
 def has_reward(settings: RunConfig) -> bool:
-    return settings.reward is not None or _kind(_names(settings)[0]) != "dataset"
+    return settings.reward is not None or _kind(_names(settings)[0][0]) is not _from_dataset
 
 
 def _names(settings: RunConfig) -> tuple[list[str], list[str] | None]:
     """Names to train on, and to evaluate on if `eval_task` is given, without repetition; all of one kind."""
     names = _listed(settings.task)
-    if settings.eval_task is None:
-        return names, None
-    evaluated = list(dict.fromkeys(_listed(settings.eval_task)))
-    if _kind(evaluated) != _kind(names):
+    evaluated = None if settings.eval_task is None else list(dict.fromkeys(_listed(settings.eval_task)))
+    if len({_kind(name) for name in (*names, *(evaluated or []))}) > 1:
         raise SettingError(
-            f"an `eval_task` of the same kind as `task`, {_kind(names)}: one verifier judges both",
-            f"{settings.eval_task}, {_kind(evaluated)}",
-            "leave it out for held-out prompts of the task, or write a dataset of prompts for both",
+            "built-in tasks, tasks of reasoning-gym, or datasets for `task` and `eval_task`: one reward judges both",
+            ", ".join([*names, *(evaluated or [])]),
+            "leave `eval_task` out for held-out prompts of the task, or write datasets of prompts for both",
         )
     return names, evaluated
 
 
-def _kind(names: list[str]) -> str:
-    kinds = {"reasoning-gym" if n.startswith(GYM) else "dataset" if is_dataset(n) else "built-in" for n in names}
-    if len(kinds) > 1:
-        raise SettingError("names of one kind", ", ".join(names), "built-in tasks, reasoning-gym or a dataset")
-    return kinds.pop()
+def _kind(name: str) -> Callable[[RunConfig, list[str], list[str] | None, int], Sources]:
+    return _from_gym if name.startswith(GYM) else _from_dataset if is_dataset(name) else _built_in
 
 
 def _listed(names: str) -> list[str]:

@@ -6,7 +6,7 @@ import math
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy
 import torch
@@ -19,7 +19,7 @@ from ..integrations import lend
 from ..reports import KLSums, Report
 from ..support import Json
 from ..trl import KLTrainer
-from ..trl.compat import decode, generate, generating_by, padded, tokenize_prompts
+from ..trl.compat import decode, generate, padded, tokenize_prompts
 from ..trl.scorer import gather_rows
 from .data import EvaluationSet, Reward, arguments, values_of
 
@@ -63,7 +63,7 @@ class Evaluator:
         rewards: reward functions; empty for distillation without a verifier.
         weights: one for each reward.
         seed: of the samples.
-        greedy: use greedy decoding instead of sampling at the run's temperature.
+        greedy: report the rewards of greedy decoding too, as a set of its own for each task.
         comparison: with the teachers of a distillation; None for others.
     """
 
@@ -102,7 +102,7 @@ class Evaluator:
     def _evaluate(self, trainer: KLTrainer, advanced: Callable[[int], None]) -> Json:
         sums, scores, sets, samples = KLSums(), {"in": [], "out": []}, {}, []
         for task in self.sets:
-            rewards, texts = self._scores(trainer, task, sums, advanced)
+            rewards, greedy, texts = self._scores(trainer, task, sums, advanced)
             firsts = zip(task.rows, texts, rewards or [None] * len(texts), strict=False)
             samples += [
                 {"set": task.name, "prompt": row["prompt"], "completion": text, "reward": reward}
@@ -111,35 +111,41 @@ class Evaluator:
             if rewards:
                 scores[task.domain] += rewards
                 sets[task.name] = {"domain": task.domain, **mean_reward(rewards)}
+            if greedy:
+                sets[f"{task.name}, greedy"] = {"domain": task.domain, **mean_reward(greedy)}
         report = sums.report()
         domains = {name: mean_reward(values) for name, values in scores.items() if values}
-        kl = None if self.greedy else _kl(report)  # greedy completions are not samples of π, so they give no estimate
         length = float(report.scalars["length/mean"])
-        return {"sets": sets, "domains": domains, "kl": kl, "length": length, "samples": samples}
+        return {"sets": sets, "domains": domains, "kl": _kl(report), "length": length, "samples": samples}
 
     def _scores(
         self, trainer: KLTrainer, task: EvaluationSet, sums: KLSums, advanced: Callable[[int], None]
-    ) -> tuple[list[float], list[str]]:
-        """Rewards and first completions of one set, batch by batch; every process evaluates its share of each batch.
+    ) -> tuple[list[float], list[float], list[str]]:
+        """Rewards, those of greedy decoding if wanted, and first completions of one set.
 
+        Batch by batch; every process evaluates its share of each batch.
         The completions are those of this process: in the main process, of the first prompts.
         """
-        rewards, texts = [], []
+        rewards, greedy, texts = [], [], []
         for rows in steps(trainer, task):
             local = share(rows, trainer.accelerator)
             completions = self.sample(trainer, local)
             if self.comparison is not None:
-                self.comparison.kept.setdefault((STUDENT, task.name, self.greedy), []).append(completions)
+                self.comparison.kept.setdefault((STUDENT, task.name, False), []).append(completions)
             texts = texts or decode(trainer, completions[:SAMPLES])
             rewards += self.scores(trainer, local, completions)[: len(rows)]
+            if self.greedy:
+                greedy += self.scores(trainer, local, self.sample(trainer, local, greedily=True))[: len(rows)]
             sums.add(rollout(trainer, local, completions, len(rows)))
             advanced(len(rows))
-        return rewards, texts
+        return rewards, greedy, texts
 
-    def sample(self, trainer: KLTrainer, rows: list[Json], column: str = "prompt") -> list[list[int]]:
-        """Generate as the trainer does, with or without vLLM, after the prompts of a column."""
+    def sample(
+        self, trainer: KLTrainer, rows: list[Json], column: str = "prompt", *, greedily: bool = False
+    ) -> list[list[int]]:
+        """Generate as the trainer does, with or without vLLM, after the prompts of a column; or by greedy decoding."""
         prompts = tokenize_prompts(trainer, [row[column] for row in rows])
-        if not self.greedy:
+        if not greedily:
             return generate(trainer, prompts)
         greedy = copy.deepcopy(trainer.generation_config)
         greedy.do_sample = False
@@ -191,7 +197,7 @@ class TeacherComparison:
         models = itertools.chain([trainer.model_wrapped], trainer.scorer.each_reference())
         results: Json = {"rewards": {}}
         for name, model in zip([STUDENT, *self.teachers], models, strict=True):
-            with generating_by(trainer, model):
+            with lend(trainer, model_wrapped=model):  # by which TRL generates
                 results["rewards"][name] = self._rewards(evaluator, trainer, name)
         if len(self.teachers) > 1:
             return results
@@ -226,8 +232,7 @@ class TeacherComparison:
             for task in evaluator.sets:
                 shares = [share(rows, trainer.accelerator) for rows in steps(trainer, task)]
                 if (key := (name, task.name, greedy)) not in self.kept:
-                    decoded = replace(evaluator, greedy=greedy)
-                    self.kept[key] = [decoded.sample(trainer, rows, column) for rows in shares]
+                    self.kept[key] = [evaluator.sample(trainer, rows, column, greedily=greedy) for rows in shares]
                 for rows, local, completions in zip(steps(trainer, task), shares, self.kept[key], strict=True):
                     rewards[task.domain] += evaluator.scores(trainer, local, completions)[: len(rows)]
             results[how] = {domain: mean_reward(values) for domain, values in rewards.items() if values}

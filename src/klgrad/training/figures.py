@@ -52,7 +52,7 @@ def render_figure(runs: list[RunHistory], *kinds: str) -> list[bytes]:
     Thin lines are updates; markers are held-out prompts, with bars of one standard error.
     """
     try:
-        import matplotlib
+        import matplotlib.colors
         from matplotlib.figure import Figure
     except ImportError:
         raise MissingExtraError("matplotlib, to draw", "no such package", "pip install 'klgrad[plot]'") from None
@@ -61,21 +61,15 @@ def render_figure(runs: list[RunHistory], *kinds: str) -> list[bytes]:
         axes: dict[str, Axes] = dict(
             zip(("reward", "kl", "frontier", "length"), figure.subplots(2, 2).flat, strict=True)
         )
-        for run, colour in zip(runs, _colours(len(runs)), strict=True):
+        colours: list[str] = list(COLOURS[: len(runs)])
+        if len(runs) > len(COLOURS):
+            shades = (matplotlib.colormaps["turbo"](i / len(runs)) for i in range(len(runs)))
+            colours = [matplotlib.colors.to_hex(shade) for shade in shades]
+        for run, colour in zip(runs, colours, strict=True):
             draw_run(axes, run, colour)
         _label(axes)
-        _legend(figure, runs)
+        _legend(figure, runs, colours)
         return [content(figure, kind) for kind in kinds]
-
-
-def _colours(runs: int) -> list[str]:
-    """A colour for each run, from a colour map if there are more runs than colours of the palette."""
-    from matplotlib import colormaps
-    from matplotlib.colors import to_hex
-
-    if runs <= len(COLOURS):
-        return list(COLOURS[:runs])
-    return [to_hex(colormaps["turbo"](i / (runs - 1))) for i in range(runs)]
 
 
 def draw_run(axes: dict[str, Axes], run: RunHistory, colour: str) -> None:
@@ -123,7 +117,7 @@ def _task_reward(row: Json) -> float | None:
 
 
 def _kl(value: str) -> Value:
-    return lambda row: None if row["evaluation"]["kl"] is None else row["evaluation"]["kl"]["per_sequence"][value]
+    return lambda row: row["evaluation"]["kl"]["per_sequence"][value]
 
 
 def _domain(name: str, value: str) -> Value:
@@ -149,10 +143,10 @@ def _label(axes: dict[str, Axes]) -> None:
     axes["length"].set_ylim(0, 1.05 * axes["length"].get_ylim()[1])
 
 
-def _legend(figure: Figure, runs: list[RunHistory]) -> None:
+def _legend(figure: Figure, runs: list[RunHistory], colours: list[str]) -> None:
     from matplotlib.lines import Line2D
 
-    names = [Line2D([], [], color=colour, linewidth=2, label="run") for colour in _colours(len(runs))]
+    names = [Line2D([], [], color=colour, linewidth=2, label="run") for colour in colours]
     grey: Json = {"color": drawing.GREY}
     mark = {**grey, "marker": "o", "markersize": 5}
     marks = [
@@ -173,11 +167,11 @@ def _legend(figure: Figure, runs: list[RunHistory]) -> None:
 def load(folders: list[Path]) -> list[RunHistory]:
     """Read the runs, finished or not."""
     runs = []
-    for folder, name in zip(folders, _names(folders), strict=True):
-        recorded, rows = run_folder.read(folder, run_folder.RUN).get("objective"), History(folder).rows()
+    for folder in folders:
+        recorded, rows = run_folder.read(folder, run_folder.RUN).get("objective") or {}, History(folder).rows()
         if not rows:
             raise RunError("a run with a history", f"{folder} without one", "train it for at least one update")
-        runs.append(RunHistory(name, rows, str(recorded.get("objective", "")) if isinstance(recorded, dict) else ""))
+        runs.append(RunHistory(str(folder), rows, recorded.get("objective", "")))
     return runs
 
 
@@ -198,24 +192,10 @@ def _results(summary: Json) -> list[str]:
     before, after = summary["before"], summary["after"]
     if after is None:
         return ["", "", f"{summary['last_updates']['kl_per_sequence'] or 0:.4g}", ""]
-    first = before or {"domains": {}, "kl": None, "length": None}
-    moved = []
-    for domain in ("in", "out"):
-        start, end = first["domains"].get(domain), score(after["domains"].get(domain))
-        moved.append(end if start is None else f"{start['reward']:.3f} -> {end}")
-    kl = "" if after["kl"] is None else format_estimate(after["kl"]["per_sequence"])
-    if kl and first["kl"] is not None:
-        kl = f"{first['kl']['per_sequence']['mean'] or 0:.3g} -> {kl}"
-    length = f"{after['length']:.1f}"
-    return [*moved, kl, length if first["length"] is None else f"{first['length']:.1f} -> {length}"]
-
-
-def _names(folders: list[Path]) -> list[str]:
-    """The folders' names, with as many parent folders as make them distinct."""
-    parts = [folder.resolve().parts for folder in folders]
-    if len(set(parts)) < len(parts):
-        raise RunError("different runs", "the same folder twice", "name each folder once")
-    depth = 1
-    while len({p[-depth:] for p in parts}) < len(parts):
-        depth += 1
-    return ["/".join(p[-depth:]) for p in parts]
+    cells = [score(after["domains"].get(domain)) for domain in ("in", "out")]
+    cells += [format_estimate(after["kl"]["per_sequence"]), f"{after['length']:.1f}"]
+    if before is None:
+        return cells
+    starts = [score(before["domains"].get(domain)).partition(" ")[0] for domain in ("in", "out")]
+    starts += [f"{before['kl']['per_sequence']['mean'] or 0:.3g}", f"{before['length']:.1f}"]
+    return [f"{start} -> {end}" if start else end for start, end in zip(starts, cells, strict=True)]

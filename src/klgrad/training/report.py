@@ -1,4 +1,4 @@
-"""What a run prints and writes: objective, dry run, memory, messages, summary and model card."""
+"""What a run prints and writes: its objective, a dry run with its memory, messages, its results and its card."""
 
 import math
 from dataclasses import replace
@@ -9,6 +9,7 @@ import torch
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
+from trl import get_peft_config  # pyright: ignore[reportPrivateImportUsage]
 
 from ..audit import AuditResult, audit
 from ..audit.sentences import summary
@@ -19,24 +20,22 @@ from ..models import EMBEDDED, SOURCE
 from ..support import Json, text_table
 from ..trl import KLConfig
 from ..trl.config import notes, stale
-from . import run_folder
 from .build import Models
-from .checkpoint import checkpoints, last_complete, step_of
-from .run_folder import HISTORY, evaluations, in_updates, kl_of, length_of, results_of_a_run, training, versions
+from .checkpoint import last_complete, step_of
+from .run_folder import evaluations, in_updates, kl_of, length_of, results_of_a_run, training
 from .settings import RunSettings, resume_command
 
 # The objective of a run in words: what it maximises, how tokens are weighted, and what rescales β.
 
 PER_COMPLETION = "summed over each completion"
+OVER_ALL_TOKENS = ("dapo", "cispo", "vespo")
+"""Loss types that divide by the tokens of all completions of a generation, of all processes."""
 TOKEN_WEIGHTS = {
-    "grpo": "averaged over each completion's tokens (loss_type grpo)",
-    "sapo": "averaged over each completion's tokens (loss_type sapo)",
-    "bnpo": "divided by the tokens of one forward pass (loss_type bnpo)",
-    "dr_grpo": "divided by max_completion_length (loss_type dr_grpo)",
-    "dapo": "divided by all tokens of the update (loss_type dapo)",
-    "cispo": "divided by all tokens of the update (loss_type cispo)",
-    "vespo": "divided by all tokens of the update (loss_type vespo)",
-    "luspo": f"{PER_COMPLETION} (loss_type luspo)",
+    **dict.fromkeys(("grpo", "sapo"), "averaged over each completion's tokens"),
+    "bnpo": "divided by the tokens of one forward pass",
+    "dr_grpo": "divided by max_completion_length",
+    **dict.fromkeys(OVER_ALL_TOKENS, "divided by all tokens of the update"),
+    "luspo": PER_COMPLETION,
 }
 """How TRL's policy loss weights a token; with kl_reduction='policy' the KL has the same weights."""
 
@@ -76,7 +75,8 @@ def reduction(settings: RunSettings) -> str:
     training = settings.training
     if training.kl_placement == "reward" or training.objective.reduction == "sequence":
         return PER_COMPLETION
-    return TOKEN_WEIGHTS.get(str(training.loss_type), f"weighted as the policy loss ({training.loss_type})")
+    weights = TOKEN_WEIGHTS.get(str(training.loss_type), "weighted as the policy loss")
+    return f"{weights} (loss_type {training.loss_type})"
 
 
 def scaling(settings: RunSettings) -> str | None:
@@ -91,9 +91,6 @@ def scaling(settings: RunSettings) -> str | None:
 
 
 # What a run trains, in words: the audit of the trainer's own loss with the settings of the run.
-
-OVER_ALL_TOKENS = ("dapo", "cispo", "vespo")
-"""Loss types that divide by the tokens of all completions of a generation, of all processes."""
 
 
 def audit_lines(training: KLConfig) -> list[str]:
@@ -139,101 +136,18 @@ def _ratio(training: KLConfig) -> str:
     return "with kl_ratio='none'"
 
 
-# Estimate the memory of a run from the models' configurations, without loading weights.
-#
-# `accelerate estimate-memory` covers one model of the hub; here are two, from folders too, with adapters, the cache of
-# sampling and the tiles of the exact KL.
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-NOT_COUNTED = ("lora_target_modules", "lora_target_parameters", "lora_modules_to_save", "load_in_4bit", "load_in_8bit")
-"""Settings that change the memory, but not the estimate."""
-
-Item = tuple[str, float, str]
-"""What needs memory, its bytes, and a note."""
-
-
-def estimate(settings: RunSettings, models: Models) -> list[Item]:
-    """Memory of all processes together, as if every model were sharded; activations are not included."""
-    training: Any = settings.training  # TRL has replaced every None that is added or multiplied here
-    policy = settings.policy
-    kind = DTYPES.get(str(policy.dtype), torch.float32)
-    config, parameters = _size_of(models.path, models.load_options)
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    trained, of_what = parameters, "weights"
-    if policy.use_peft:  # two low-rank matrices for queries and values of each layer, PEFT's default for a Llama
-        trained = config.num_hidden_layers * policy.lora_r * (3 * config.hidden_size + heads * width)
-        of_what = "adapters of queries and values"
-    items: list[Item] = [
-        ("policy", parameters * kind.itemsize, f"{_millions(parameters)} in {str(kind).removeprefix('torch.')}"),
-        ("gradients", trained * kind.itemsize, f"of {trained / 1e6:.0f}M {of_what}"),
-        ("optimizer", 2 * trained * kind.itemsize, "two numbers for each (AdamW)"),
-    ]
-    if policy.use_peft:
-        items.append(("reference", 0, "the policy with its adapters off"))
-    else:
-        _, others = _size_of(models.reference, models.reference_options)
-        items.append(("reference", others * kind.itemsize, _millions(others)))
-    if training.use_vllm:
-        items.append(("sampling", 0, "vLLM allocates its own memory"))
-    else:
-        rows, tokens = training.generation_batch_size, training.max_completion_length
-        size = rows * tokens * config.num_hidden_layers * 2 * heads * width * kind.itemsize
-        note = f"keys and values of {rows} completions x {tokens} tokens, prompts not included"
-        items.append(("sampling", size, note))
-    if training.objective.exact:
-        tokens = training.per_device_train_batch_size * training.max_completion_length
-        plan = make_plan(tokens, config.vocab_size, kind, paired=True, budget=training.kl_memory << 20)
-        whole = 2 * tokens * config.vocab_size * 4 * training.world_size
-        tiles = (plan.tile_bytes + plan.kept_bytes) * training.world_size
-        saved = f"; all logits of both models would be {in_units(whole)}" if whole > tiles else ""
-        items.append(("exact KL", tiles, f"tiles of {plan.strip} x {plan.columns} logits{saved}"))
-    ignored = [name for name in NOT_COUNTED if getattr(policy, name)]
-    note = f"does not account for {', '.join(ignored)}" if ignored else ""
-    return [*items, ("total", sum(size for _, size, _ in items), note)]
-
-
-def _size_of(model: str, how: Json) -> tuple[Any, int]:
-    """The configuration of a model's text part, and its number of parameters."""
-    from accelerate import init_empty_weights
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    config = AutoConfig.from_pretrained(model, **how)
-    with init_empty_weights():
-        empty = AutoModelForCausalLM.from_config(config, trust_remote_code=how.get("trust_remote_code", False))
-    empty.tie_weights()  # otherwise a shared head is counted twice
-    return config.get_text_config(), sum(p.numel() for p in empty.parameters())
-
-
-def _millions(parameters: int) -> str:
-    return f"{parameters / 1e6:.0f}M weights"
-
-
-def in_units(count: float) -> str:
-    """MiB, or GiB from one GiB on."""
-    return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
-
-
 # `--dry-run`: the objective, what the trainer's loss descends, the settings, and the memory.
 
 
 def describe(settings: RunSettings, models: Models) -> RenderableType:
-    heading = "What its KL descends: the trainer's own loss, taken apart"
-    memory = "Memory of all processes together, with each model counted once; activations are not included"
-    items = estimate(settings, models)
-    sizes = text_table(((name, in_units(size), Text(note, style="dim")) for name, size, note in items), columns=3)
-    sizes.columns[1].justify, sizes.columns[1].no_wrap = "right", True
     return Group(
         Text("Maximises", style="bold"),
         *(Text(f"  {line}") for line in objective_lines(settings)),
         "",
-        Text(heading, style="bold"),
+        Text("What its KL descends: the trainer's own loss, taken apart", style="bold"),
         *(Text(f"  {line}") for line in audit_lines(settings.training)),
         "",
         text_table((Text(name, style="bold"), value) for name, value in facts(settings, models).items()),
-        "",
-        Text(memory, style="bold"),
-        sizes,
     )
 
 
@@ -243,38 +157,87 @@ def objective_lines(settings: RunSettings) -> list[str]:
     return [*(line for line in lines if line is not None), *(f"note: {note}" for note in notes(settings.training))]
 
 
+def amount(training: Any) -> str:
+    """How many updates of how many completions."""
+    per_update = training.per_device_train_batch_size * training.gradient_accumulation_steps * training.world_size
+    length = f"{training.max_steps} updates" if training.max_steps > 0 else f"{training.num_train_epochs:g} epochs"
+    parts = [
+        f"{length} of {per_update // training.num_generations} prompts x {training.num_generations} completions of at "
+        f"most {training.max_completion_length} tokens",
+        f"each of which is used for {training.num_iterations} updates" if training.num_iterations > 1 else "",
+        f"on {training.world_size} processes" if training.world_size > 1 else "",
+    ]
+    return ", ".join(filter(None, parts))
+
+
 def facts(settings: RunSettings, models: Models) -> dict[str, str]:
     training: Any = settings.training
-    per_update = training.per_device_train_batch_size * training.gradient_accumulation_steps * training.world_size
-    reference = "the model as it starts"
-    if training.teacher:
-        reference = f"the teacher {models.reference_name}"
-    elif training.sync_ref_model:
-        reference += f", moved towards the policy every {training.ref_model_sync_steps} updates"
-    beta = f"{training.kl_coef:g}, constant"
+    beta, reference = f"{training.kl_coef:g}", " and ".join(models.teachers) or "the model as it starts"
     if training.kl_target is not None:
-        beta = f"from {training.kl_coef:g}, adapted to {training.kl_target:g} nats per {training.kl_target_unit}"
-    length = f"{training.max_steps} updates" if training.max_steps > 0 else f"{training.num_train_epochs:g} epochs"
-    trains = (
-        f"{length} of {per_update // training.num_generations} prompts x {training.num_generations} completions "
-        f"of at most {training.max_completion_length} tokens"
-    )
-    if training.num_iterations > 1:
-        trains += f", each of which is used for {training.num_iterations} updates"
-    if training.world_size > 1:
-        trains += f", on {training.world_size} processes"
-    scheduler = getattr(training.lr_scheduler_type, "value", training.lr_scheduler_type)
-    facts = {
+        beta += f" at first, adapted to {training.kl_target:g} nats per {training.kl_target_unit}"
+    if training.sync_ref_model:
+        reference += f", moved towards the policy every {training.ref_model_sync_steps} updates"
+    needed = memory(settings, models)
+    sizes = [f"{name} {in_units(size)}" for name, size in needed.items() if size]
+    return {
         "model": models.name,
         "reference": reference,
-        "placement": f"in the {training.kl_placement}; {reduction(settings)}",
+        "placement": f"in the {training.kl_placement}",
         "β": beta,
-        "trains": trains,
-        "learning rate": f"{training.learning_rate:g}, {scheduler}",
+        "trains": amount(training),
+        "memory": f"{in_units(sum(needed.values()))} without activations: {', '.join(sizes)}",
     }
-    if training.rollout_lag:
-        facts["lag"] = f"{training.rollout_lag} updates, ratio {training.kl_ratio}"
-    return facts
+
+
+def memory(settings: RunSettings, models: Models) -> dict[str, float]:
+    """Bytes of all processes together, with each model counted once; vLLM allocates its own.
+
+    (`accelerate estimate-memory` knows one model of the hub, and no adapters, sampling or exact KL.)
+    """
+    training, policy = settings.training, settings.policy
+    args: Any = training  # TRL has replaced every None that is multiplied here
+    kind = {"bfloat16": torch.bfloat16, "float16": torch.float16}.get(str(policy.dtype), torch.float32)
+    model = _empty(models.path, models.load_options)
+    config, weights = model.config.get_text_config(), sum(p.numel() for p in model.parameters())
+    others = [_empty(path, {"trust_remote_code": args.trust_remote_code}) for path in models.teachers.values()]
+    reference = sum(p.numel() for each in others for p in each.parameters())
+    if adapters := get_peft_config(policy):
+        from peft import get_peft_model
+
+        model = get_peft_model(model, adapters)
+    elif not others:
+        reference = weights
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad) * kind.itemsize
+    width = 4 if policy.load_in_4bit else 8 if policy.load_in_8bit else 8 * kind.itemsize
+    sizes = {"policy": weights * width / 8, "gradients": trained, "AdamW": 2 * trained}
+    sizes["reference"] = reference * kind.itemsize
+    if not args.use_vllm:
+        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        tokens = args.generation_batch_size * args.max_completion_length
+        sizes["keys and values"] = tokens * config.num_hidden_layers * 2 * heads * head * kind.itemsize
+    if training.objective.exact:
+        tokens = args.per_device_train_batch_size * args.max_completion_length
+        plan = make_plan(tokens, config.vocab_size, kind, paired=True, budget=args.kl_memory << 20)
+        sizes["exact KL"] = (plan.tile_bytes + plan.kept_bytes) * args.world_size
+    return sizes
+
+
+def _empty(model: str, how: Json) -> Any:
+    """A model without weights."""
+    from accelerate import init_empty_weights
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.from_pretrained(model, **how)
+    with init_empty_weights():
+        empty = AutoModelForCausalLM.from_config(config, trust_remote_code=how["trust_remote_code"])
+    empty.tie_weights()  # otherwise a shared head is counted twice
+    return empty
+
+
+def in_units(count: float) -> str:
+    """MiB, or GiB from one GiB on."""
+    return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.3g} MiB"
 
 
 # Sentences about a run: what is saved when it stops, and what it has left.
@@ -291,22 +254,13 @@ def how_to_continue(settings: RunSettings, folder: Path) -> str:
     return f"Nothing has been saved yet. Start again with: {again}"
 
 
-NO_CHECKPOINT = "There is no complete checkpoint to make the run longer from: --weights_only false keeps them"
-
-
 def finished_message(folder: Path, updates: int) -> str:
-    """What is said of a run that is finished; it can be made longer only from a complete checkpoint."""
-    longer = "To make it longer, give a larger --max_steps with --resume" if last_complete(folder) else NO_CHECKPOINT
-    return f"The run in {folder} is finished, after {in_updates(updates)}; nothing was changed. {longer}."
-
-
-def folder_contents(folder: Path) -> str:
-    """What a finished run has left in its folder."""
-    names = (run_folder.MODEL, *run_folder.FIGURES, run_folder.SUMMARY, HISTORY)
-    parts = [name for name in names if (folder / name).exists()]
-    if saved := checkpoints(folder):
-        return f"In {folder}/: {', '.join(parts)}, {len(saved)} checkpoint{'s' * (len(saved) > 1)}"
-    return f"In {folder}/: {', '.join(parts)}. {NO_CHECKPOINT}"
+    """What is said of a run that is finished: from where it can be made longer, and what is kept."""
+    longer = "To make it longer, give a larger --max_steps with --resume"
+    if not last_complete(folder):
+        longer = "There is no complete checkpoint to make it longer from: --weights_only false keeps them"
+    kept = ", ".join(sorted(path.name for path in folder.iterdir() if not path.name.startswith(".")))
+    return f"The run in {folder} is finished, after {in_updates(updates)}. {longer}. Kept are {kept}."
 
 
 # The results of a run, as data and as a table.
@@ -343,8 +297,7 @@ def result_rows(summary: Json) -> list[list[str]]:
         scores = [score(column["sets"].get(name)) if column else "" for column in columns]
         rows.append([f"{name} ({domain}, {row['count']})", *scores])
     for unit, title in (("per_token", "KL, nats per token"), ("per_sequence", "KL, nats per completion")):
-        if all(column is None or column["kl"] is not None for column in columns):  # greedy completions have none
-            rows.append([title, *(format_estimate(column["kl"][unit]) if column else "" for column in columns)])
+        rows.append([title, *(format_estimate(column["kl"][unit]) if column else "" for column in columns)])
     rows += _distillation_rows(columns)
     return [*rows, ["tokens per completion", *(f"{column['length']:.1f}" if column else "" for column in columns)]]
 
@@ -399,45 +352,28 @@ def _mean(values: list[float | None]) -> float | None:
     return sum(numbers) / len(numbers) if numbers else None
 
 
-# The model card of a run: its base model, its KL, and its results.
-
-CARD = "README.md"
+# The model card of a run.
 
 
-def model_card(settings: RunSettings, models: Models, summary: Json | None = None) -> str:
-    """`README.md` of a run, with the metadata that the hub reads, and with its results if it is finished."""
-    base, rescaled, run = name_on_hub(models.name), scaling(settings), settings.run
-    lines = [
-        "---",
-        "library_name: transformers",
-        *([f"base_model: {base}"] if base else []),
-        "tags: [klgrad, trl, grpo]",
-        "---\n",
-        f"# {Path(str(settings.training.output_dir)).name}\n",
-        f"Trained by `klgrad {settings.command}`, on TRL's GRPOTrainer.\n",
-        f"- base model: {_named(models.name)}",
-        f"- reference of the KL: {_named(models.reference_name)}",
-        f"- maximises: {objective(settings)}",
-        f"- gradient of the KL: {formula(settings)}",
-        *([f"- {rescaled}"] if rescaled else []),
-        f"- trained on: {run.task}{f', reward {run.reward}' if run.reward else ''}",
-    ]
-    if summary is not None:
-        lines.append(f"- updates: {summary['updates']}")
-        if rows := result_rows(summary):
-            lines += ["\n| held out | before | after |", "|---|---|---|", *(f"| {' | '.join(row)} |" for row in rows)]
-            lines.append("\nA number after ± is one standard error.")
-    lines.append(f"\nVersions: {', '.join(f'{name} {version}' for name, version in versions().items())}.\n")
-    return "\n".join(lines)
-
-
-def name_on_hub(name: str) -> str | None:
-    """The name on the hub of a model, without what was done to its layers; None for a folder."""
-    base = name.partition(" with ")[0].partition(":")[0]
-    if base == EMBEDDED:
-        return SOURCE
-    return None if Path(base).exists() or base.count("/") != 1 else base
-
-
-def _named(name: str) -> str:
-    return f"{name} ({SOURCE})" if name.partition(":")[0].partition(" ")[0] == EMBEDDED else name
+def model_card(settings: RunSettings, models: Models) -> str:
+    """`README.md` of a run: its base model, for the hub too, its reference and its KL."""
+    base, run = models.name.partition(":")[0], settings.run
+    base = SOURCE if base == EMBEDDED else base
+    on_hub = base.count("/") == 1 and not Path(base).exists()
+    rewards = f", reward {run.reward}" if run.reward else ""
+    return "\n".join(
+        [
+            "---",
+            "library_name: transformers",
+            *([f"base_model: {base}"] if on_hub else []),
+            "tags: [klgrad, trl, grpo]",
+            "---\n",
+            f"# {Path(str(settings.training.output_dir)).name}\n",
+            f"Trained by `klgrad {settings.command}`, on TRL's GRPOTrainer.\n",
+            f"- base model: {models.name if base in models.name else f'{models.name} ({base})'}",
+            f"- reference of the KL: {' and '.join(models.teachers) or 'the base model'}",
+            f"- maximises: {objective(settings)}",
+            *(f"- {line}" for line in filter(None, [f"gradient of the KL: {formula(settings)}", scaling(settings)])),
+            f"- trained on: {run.task}{rewards}\n",
+        ]
+    )

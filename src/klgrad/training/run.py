@@ -20,17 +20,15 @@ from rich.text import Text
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from ..errors import KlgradError, RunError, SettingError
-from ..support import Json, write_whole
+from ..support import Json
 from . import run_folder
 from .build import Models, build, models_of
 from .checkpoint import RunTrainer, checkpoints, is_over, last_complete, step_of
 from .evaluate import Evaluator
 from .figures import RunHistory, draw
 from .report import (
-    CARD,
     describe,
     finished_message,
-    folder_contents,
     format_estimate,
     formula,
     how_to_continue,
@@ -54,16 +52,14 @@ SHOW_TRACEBACK = "KLGRAD_TRACEBACK"
 
 def refusal(error: Exception) -> SettingError | None:
     """One line for an error of another library; None for one of this package, or if `KLGRAD_TRACEBACK` is set."""
-    if isinstance(error, KlgradError) or os.environ.get(SHOW_TRACEBACK):
-        return None
     frames = [Path(frame.filename) for frame in traceback.extract_tb(error.__traceback__)]
     known = [path for path in frames if "site-packages" in path.parts or path.is_relative_to(PACKAGE)]
-    if not known or known[-1].is_relative_to(PACKAGE):
+    ours = isinstance(error, KlgradError) or not known or known[-1].is_relative_to(PACKAGE)
+    if ours or os.environ.get(SHOW_TRACEBACK):
         return None
-    library = known[-1].parts[known[-1].parts.index("site-packages") + 1].removesuffix(".py")
     return SettingError(
         "settings, a model and data that the libraries underneath accept",
-        f"{type(error).__name__} from {library}: {' '.join(str(error).split())[:400]}",
+        f"{type(error).__name__}: {' '.join(str(error).split())[:400]}",
         f"change what the message names; {SHOW_TRACEBACK}=1 shows the traceback",
     )
 
@@ -102,15 +98,11 @@ def messages_once(say: Callable[[str], None]) -> Iterator[None]:
         warnings.showwarning = lambda message, *_, **__: once(str(message))
         for logger in map(logging.getLogger, LIBRARIES):
             restore.callback(logger.__dict__.update, handlers=logger.handlers, propagate=logger.propagate)
-            restore.callback(logger.setLevel, logger.level)
             logger.handlers, logger.propagate = [handler], False
-            logger.setLevel(logging.WARNING)
-        if transformers_logging.is_progress_bar_enabled():
-            restore.callback(transformers_logging.enable_progress_bar)
-            transformers_logging.disable_progress_bar()
-        if not datasets.are_progress_bars_disabled():
-            restore.callback(datasets.enable_progress_bars)
-            datasets.disable_progress_bars()
+        restore.callback(transformers_logging.enable_progress_bar)
+        restore.callback(datasets.enable_progress_bars)
+        transformers_logging.disable_progress_bar()
+        datasets.disable_progress_bars()
         yield
 
 
@@ -252,9 +244,7 @@ def update_line(row: Json) -> str:
 def evaluation_line(evaluation: Json) -> str:
     names = {"in": "in-domain", "out": "out-of-domain"}
     parts = [f"{names[d]} {score(x)}" for d, x in evaluation["domains"].items()]
-    if evaluation["kl"] is not None:
-        parts.append(f"KL {format_estimate(evaluation['kl']['per_token'])} nats per token")
-    return "  ".join(parts)
+    return "  ".join([*parts, f"KL {format_estimate(evaluation['kl']['per_token'])} nats per token"])
 
 
 # The run itself.
@@ -276,7 +266,8 @@ def run(settings: RunSettings, out: Console, err: Console) -> int:
             return _Run(settings, models, out, err, warn).go()
         with err.status("Auditing the trainer's loss on small problems (a few seconds)"):
             description = describe(settings, models)
-        out.print(description)
+        if settings.training.process_index == 0:
+            out.print(description)
         return 0
 
 
@@ -302,10 +293,8 @@ class _Run:
             if self.main:
                 if checkpoint is None:
                     self._check_folder()
-                for path in checkpoints(self.folder) if resume else []:
-                    if path == checkpoint:
-                        break
-                    self.warn(f"{path.name} is not complete; the one before it is used, if there is one.")
+                if resume and checkpoints(self.folder)[:1] != ([] if checkpoint is None else [checkpoint]):
+                    self.warn("The newest checkpoint is not complete; one before it is used, if there is one.")
                 if not self.err.is_terminal:
                     self.err.print(Text(f"loading {self.models.name} and its reference", style="dim"))
             self.recorder: Recorder | None = None
@@ -330,7 +319,7 @@ class _Run:
                 expected, f"{self.folder}, which has {', '.join(results)}", f"{remedy}; or give another --output_dir"
             )
         names = self.settings.policy.model_name_or_path, self.settings.training.teacher
-        run_folder.check_not_replaced(self.folder, [*names, self.models.path, self.models.reference])
+        run_folder.check_not_replaced(self.folder, [*names, self.models.path, *self.models.teachers.values()])
         if run.resume:
             self.warn(f"There is no complete checkpoint in {self.folder}; the run starts again with the same settings.")
 
@@ -387,13 +376,12 @@ class _Run:
         summary = {**summarise(self.history.rows()), "updates": updates, "seconds": round(seconds, 1)}
         if self.settings.training.max_steps <= 0:
             summary["num_train_epochs"] = self.settings.training.num_train_epochs
-        write_whole(folder / run_folder.MODEL / CARD, model_card(self.settings, self.models, summary))
         run_folder.write_json(folder / run_folder.SUMMARY, summary)
         if self.settings.run.weights_only:  # after the summary, without which the run is not finished
             for path in checkpoints(folder):
                 shutil.rmtree(path, ignore_errors=True)
         draw([RunHistory(folder.name, self.history.rows())], folder)
         self.out.print(table_of(summary))
-        took = f" in {seconds:.0f} s" if seconds else ", completed before"
-        self.out.print(Text(f"{in_updates(updates)}{took}. {folder_contents(folder)}"))
+        took = f"Trained in {seconds:.0f} s." if seconds else "All updates had been made before."
+        self.out.print(Text(f"{took} {finished_message(folder, updates)}"))
         return 0

@@ -38,7 +38,7 @@ class History:
             write_whole(self.path, "".join(json.dumps(row) + "\n" for row in rows))
 
     def rows(self) -> list[Json]:
-        """All rows in the file. An incomplete last line, as after a kill, is ignored; any other damage is an error."""
+        """All rows in the file, without an incomplete last line, as after a kill."""
         lines = self.path.read_bytes().splitlines() if self.path.is_file() else []
         rows = list[Json]()
         for number, line in enumerate(lines, 1):
@@ -48,8 +48,7 @@ class History:
             except (ValueError, TypeError, LookupError) as error:
                 if number < len(lines):
                     received = f"{self.path}: line {number} is not a row of a history"
-                    remedy = "remove that line: the run continues, but its summary then lacks the row"
-                    raise RunError("a history that can be read", received, remedy) from error
+                    raise RunError("a history that can be read", received, "remove that line") from error
         return rows
 
 
@@ -101,33 +100,21 @@ def write_json(path: Path, content: Json) -> None:
 
 def read(folder: Path, name: str) -> Json:
     """Read `run.json` or `summary.json`."""
-    path = folder / name
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        remedy = "name the output folder of klgrad train or distill"
-        raise RunError(f"a run's folder, with {name}", str(folder), remedy) from None
-    except (OSError, ValueError) as error:
-        remedy = "restore it from a backup, or train again"
-        raise RunError(f"{name} that can be read", f"{path}: {error}", remedy) from error
-    if not isinstance(content, dict):
-        raise RunError(f"{name} of a run", f"{path} with a {type(content).__name__}", "train again")
-    return content
+        return dict(json.loads((folder / name).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        remedy = "name the output folder of klgrad train or distill, or train again"
+        raise RunError(f"a run's folder, with {name} that can be read", f"{folder}: {error}", remedy) from error
 
 
 def recorded_settings(folder: Path, command: str) -> Json:
     """The settings in `run.json`; raises if the run belongs to another command."""
     content = read(folder, RUN)
-    theirs = content.get("command", command)
-    if theirs != command:
+    if (theirs := content.get("command", command)) != command:
         raise RunError(f"a run of klgrad {command}", f"{folder}, of klgrad {theirs}", f"klgrad {theirs} --resume")
-    settings = content.get("settings", {})
-    if not isinstance(settings, dict):
-        raise RunError(
-            "the settings of a run, by name",
-            f"{folder / RUN} with {json.dumps(settings)} for them",
-            "restore the file from a backup, or train again with --overwrite",
-        )
+    if not isinstance(settings := content.get("settings"), dict):
+        received = f"{folder / RUN} with {settings!r}"
+        raise RunError("the settings of a run, by name", received, "train again with --overwrite")
     return settings
 
 

@@ -1,16 +1,15 @@
-"""Settings of a run: command line, file, preset and recorded run, checked; and how the run is launched."""
+"""Settings of a run: command line, file, preset and recorded run, checked; and the processes that it asks for."""
 
 import argparse
 import json
 import os
-import re
 import shlex
 import sys
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import yaml
 from trl.scripts.utils import TrlParser
@@ -149,6 +148,13 @@ QUICK_REUSED: Json = {"num_iterations": 2, "learning_rate": 2e-4, "max_steps": 1
 UNGROUPED: Json = {"num_generations": 2}
 """Without a reward nothing is compared within a group: use more prompts, with the fewest completions TRL allows."""
 
+REUSABLE: Json = {
+    "kl_estimator": "exact", "kl_divergence": "reverse", "kl_placement": "loss", "kl_baseline": "none",
+    "kl_discount": 0, "kl": None, "kl_cell": None, "kl_top_k": None, "reward": None, "rollout_lag": 0,
+    "teacher_weights": None, "teacher_column": None, "teacher_prompt": None,
+}  # fmt: skip
+"""With these values the exact reverse KL of each token is the whole objective: old samples need no weights."""
+
 
 def preset_of(command: str, given: Json) -> Json:
     """The default settings of `train` or `distill`. `given` chooses among the presets, and takes precedence over them.
@@ -158,51 +164,33 @@ def preset_of(command: str, given: Json) -> Json:
         12
     """
     name = "teacher" if command == "distill" else "model_name_or_path"
-    first = next(iter(teachers_of(str(given.get(name, EMBEDDED_MODEL))).values()), "")
+    first = next(iter(teachers_of(given.get(name, EMBEDDED_MODEL)).values()), "")
     embedded = first.partition(":")[0] == EMBEDDED_MODEL
     preset = {**DEFAULTS, **(EMBEDDED if embedded else {}), **(QUICK if given.get("quick") else {})}
     if command == "distill":
-        preset = _distillation_preset(preset | DISTILL, given, embedded)
+        preset |= _distillation_preset(given, embedded)
     if "num_train_epochs" in given:
         preset.pop("max_steps", None)  # otherwise TRL would ignore the epochs
     return preset
 
 
-def _distillation_preset(preset: Json, given: Json, embedded: bool) -> Json:
-    whole = given.get("kl_cell") or given.get("kl")
+def _distillation_preset(given: Json, embedded: bool) -> Json:
+    preset, whole = dict(DISTILL), given.get("kl_cell") or given.get("kl")
     if given.get("kl_level") == "token" or whole:
         preset.pop("kl_discount")  # at token level there is no future to discount, and a cell has its own
     if whole:
         preset.pop("kl_estimator")
     if "reward" not in given and given.get("kl_baseline", "none") == "none":
         preset |= UNGROUPED
-    reused = embedded and _reusable({**preset, **given})
+    chosen = preset | given
+    plain = all(chosen.get(name, value) == value for name, value in REUSABLE.items())
+    reused = embedded and plain and given.get("num_iterations") != 1
     if given.get("quick"):
         return preset | (QUICK_REUSED if reused else QUICK_STUDENT)
-    if reused:  # with updates for all batches; a number of uses that is not valid is reported later
-        uses = given.get("num_iterations")
-        updates = BATCHES * (uses if isinstance(uses, int) else REUSED["num_iterations"])
-        return preset | REUSED | {"max_steps": updates}
+    if reused:  # with updates for all batches
+        uses = given.get("num_iterations", REUSED["num_iterations"])
+        return preset | REUSED | {"max_steps": BATCHES * uses}
     return preset | (STUDENT if embedded else {})
-
-
-def _reusable(chosen: Json) -> bool:
-    """Whether the exact reverse KL of each token is the whole objective. The values are not checked yet."""
-    other = (
-        "reward",
-        "kl",
-        "kl_cell",
-        "kl_top_k",
-        "rollout_lag",
-        "teacher_weights",
-        "teacher_column",
-        "teacher_prompt",
-    )
-    plain = {"kl_estimator": "exact", "kl_divergence": "reverse", "kl_placement": "loss", "kl_baseline": "none"}
-    as_usual = all(chosen.get(name, value) == value for name, value in plain.items())
-    tokens = chosen.get("kl_level") == "token" or chosen.get("kl_discount") == 0
-    wanted = chosen.get("num_iterations") != 1
-    return as_usual and tokens and wanted and not any(chosen.get(name) for name in other)
 
 
 def machine_settings() -> Json:
@@ -244,11 +232,10 @@ class RunConfig:
     train_size: int = _setting(2048, "Number of training questions of a built-in task.")
     eval_size: int = _setting(64, "Number of held-out prompts of each task.")
     eval_every: int = _setting(20, "Updates between evaluations; 0 evaluates only before and after training.")
-    eval_greedy: bool = _setting(False, "Evaluate with greedy decoding instead of sampling as in training.")
+    eval_greedy: bool = _setting(False, "Evaluate with greedy decoding too, beside sampling as in training.")
     dataset_config: str | None = _setting(None, "Configuration of a dataset on the hub.")
     dataset_split: str = _setting("train", "Split of the dataset to train on.")
     dataset_eval_split: str | None = _setting(None, "Split of the dataset to evaluate on. Default: `dataset_split`.")
-    student_layers: int | None = _setting(None, "Number of layers of the model to keep, evenly spaced.")
     quick: bool = _setting(False, "Preset of a small run: about ten minutes on a CPU.")
     dry_run: bool = _setting(False, "Print what would be trained and the memory it needs, and exit.")
     resume: bool = _setting(
@@ -264,13 +251,11 @@ class RunConfig:
     )
 
     def __post_init__(self) -> None:
-        if not 1 <= self.digits <= 9:
-            raise SettingError("`digits` from 1 to 9", str(self.digits), "1 is what the embedded model can learn")
-        least = {"train_size": 1, "eval_size": 0, "eval_every": 0, "student_layers": 1, "num_processes": 1}
+        least = {"digits": 1, "train_size": 1, "eval_size": 0, "eval_every": 0, "num_processes": 1}
         for name, bound in least.items():
-            value = getattr(self, name)
-            if value is not None and value < bound:
-                raise SettingError(f"`{name}` >= {bound}", str(value), f"see klgrad train --help-all for `{name}`")
+            if getattr(self, name) < bound:
+                received = f"{getattr(self, name)}"
+                raise SettingError(f"`{name}` >= {bound}", received, f"see klgrad train --help-all for `{name}`")
 
 
 @dataclass
@@ -305,17 +290,6 @@ class RunSettings:
         return self.command == "train" or self.run.reward is not None
 
 
-def planned(processes: int) -> type[KLConfig]:
-    """A `KLConfig` that assumes this number of processes before they are started, for `--dry-run`."""
-
-    class Planned(KLConfig):
-        @property
-        def world_size(self) -> int:
-            return processes
-
-    return Planned
-
-
 ALIASES = {"model": "model_name_or_path"}
 """Short names that a file of settings may use."""
 
@@ -329,7 +303,10 @@ class Parser(TrlParser):
     """TRL's parser, with errors of one line instead of a list of four hundred flags."""
 
     def __init__(self, command: str) -> None:
-        super().__init__((RunConfig, KLConfig, PolicyConfig), prog=f"klgrad {command}", allow_abbrev=False)  # pyright: ignore[reportArgumentType]
+        prog = f"klgrad {command}"
+        usage = f"{prog} [--config FILE.yaml] [--NAME VALUE]..."
+        super().__init__((RunConfig, KLConfig, PolicyConfig), prog=prog, usage=usage, allow_abbrev=False)  # pyright: ignore[reportArgumentType]
+        self.add_argument("--config", help="A YAML file of settings.")
         self.actions = {action.dest: action for action in self._actions if action.dest != "help"}
 
     def error(self, message: str) -> NoReturn:
@@ -360,25 +337,15 @@ class Parser(TrlParser):
         """Settings of a file, under their full names."""
         named = {ALIASES.get(str(key), str(key)): value for key, value in values.items()}
         for name in named:
-            if name not in self.actions:
+            if name not in self.actions or name == "config":
                 raise UnknownNameError(f"setting in {where}", name, {*self.actions, *ALIASES})
         return named
 
 
 # Read settings from the command line, a YAML file and a preset. An unknown name is an error with similar names.
 
-NOT_RECORDED = frozenset({"resume", "dry_run", "overwrite", "num_processes", "accelerate_config", "output_dir"})
+NOT_RECORDED = frozenset({"resume", "dry_run", "overwrite", "output_dir", "num_processes", "accelerate_config"})
 """Settings of one call, which a resumed run does not inherit."""
-
-
-@dataclass(frozen=True)
-class Parsed:
-    """Json from the command line, a file, `run.json` or a preset, of known names; not yet checked together."""
-
-    parser: Parser
-    command: str
-    values: Json
-    run: RunConfig
 
 
 def parse(command: str, arguments: list[str]) -> RunSettings:
@@ -390,15 +357,29 @@ def parse(command: str, arguments: list[str]) -> RunSettings:
         >>> parse("train", ["--quick", "--kl_coef", "0.1"]).training.kl_coef
         0.1
     """
-    return settings_of(read(command, arguments))
+    parser, values = read(command, arguments)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", MeaningWarning)  # the start of a run and --dry-run print the same
+            run, training, policy = parser.parse_dict(values)
+            if values.get("kl") is not None:
+                training = resolve_config(training, term_of(values))  # pyright: ignore[reportArgumentType]
+    except KlgradError:
+        raise
+    except Exception as error:  # the checks of TRL and transformers raise errors of any type
+        text = " ".join(str(error).split()) or type(error).__name__
+        raise SettingError("settings that fit together", text, f"see {parser.prog} --help-all") from error
+    recorded = {name: value for name, value in values.items() if name not in NOT_RECORDED}
+    return RunSettings(command, run, training, policy, recorded)  # pyright: ignore[reportArgumentType]
 
 
-def read(command: str, arguments: list[str]) -> Parsed:
-    """Parse names and values. Checks of combinations depend on the number of processes, and follow in `settings_of`."""
-    parser, file, (files, arguments) = Parser(command), {}, _take(arguments, "config")
+def read(command: str, arguments: list[str]) -> tuple[Parser, Json]:
+    """Values by name, not yet checked together: from the command line, a file, `run.json` or a preset."""
+    parser = Parser(command)
+    file: Json = {}
     given, unknown = parser.read(arguments)
-    if files["config"] is not None:
-        file = parser.name(_read_settings(files["config"]), "the configuration file")
+    if "config" in given:
+        file = parser.name(_read_file(given.pop("config")), "the configuration file")
         given = parser.convert(file) | given
     output = str(given.get("output_dir") or f"runs/{command}")
     base = preset_of(command, given) | machine_settings() | {"output_dir": output}
@@ -412,63 +393,10 @@ def read(command: str, arguments: list[str]) -> Parsed:
     if unknown:
         names = [name for name in unknown if name.startswith("-")] or unknown
         raise UnknownNameError("setting", names[0].lstrip("-").split("=")[0], {*parser.actions, *ALIASES})
-    values: Json = {**base, **given}
-    run = RunConfig(**{name: x for name, x in values.items() if name in RunConfig.__dataclass_fields__})
-    return Parsed(parser, command, values, run)
+    return parser, base | given
 
 
-def settings_of(parsed: Parsed, processes: int | None = None) -> RunSettings:
-    """Build the settings, with the checks of TRL and of this package; a dry run describes a number of `processes`."""
-    parser = parsed.parser
-    if processes is not None:
-        parser.dataclass_types = [planned(processes) if kind is KLConfig else kind for kind in parser.dataclass_types]
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", MeaningWarning)  # the start of a run and --dry-run print the same
-            run, training, policy = parser.parse_dict(parsed.values)
-            if parsed.run.kl is not None:
-                training = resolve_config(training, term_of(parsed))
-    except KlgradError:
-        raise
-    except Exception as error:  # the checks of TRL and transformers raise errors of any type
-        raise _misfit(parser, error) from error
-    recorded = {name: value for name, value in parsed.values.items() if name not in NOT_RECORDED}
-    return RunSettings(parsed.command, run, training, policy, recorded)  # pyright: ignore[reportArgumentType]
-
-
-def term_of(parsed: Parsed) -> KLTerm:
-    """A user's term, which takes the place of the settings that declare one."""
-    spec = str(parsed.run.kl)
-    if beside := [name for name in (*TERM_FIELDS, "kl_ratio_bound", "kl_cell") if name in parsed.values]:
-        raise SettingError("no setting of the term beside `kl`", ", ".join(beside), f"write it in the term of {spec}")
-    term = find(spec)
-    if not isinstance(term, KLTerm):
-        raise SettingError(
-            "`kl` as the name of a KLTerm", f"{spec}, a {type(term).__name__}", "write KLTerm(...) there"
-        )
-    return term
-
-
-def _misfit(parser: Parser, error: Exception) -> SettingError:
-    """Another library's error, with the settings that its text mentions."""
-    text = str(error) or type(error).__name__
-    words = re.findall(r"(--|`)?\b([a-z]\w+)\b", text)
-    named = dict.fromkeys(word for mark, word in words if word in parser.actions and (mark or not word.isalpha()))
-    about = f": {', '.join(f'`{name}`' for name in named)}" if named else ""
-    remedy = f"change {'one of them' if len(named) > 1 else 'it'}; see {parser.prog} --help-all"
-    return SettingError(f"settings that fit together{about}", " ".join(text.split()), remedy)
-
-
-def _take(arguments: list[str], *names: str) -> tuple[dict[str, str | None], list[str]]:
-    """The values of these flags, None for those that are not given, and the other arguments."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    for name in names:
-        parser.add_argument(f"--{name}", f"--{name.replace('_', '-')}", dest=name, nargs="?", const="")
-    values, rest = parser.parse_known_args(arguments)
-    return vars(values), rest
-
-
-def _read_settings(path: str) -> dict[object, object]:
+def _read_file(path: str) -> dict[object, object]:
     try:
         content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
@@ -480,47 +408,41 @@ def _read_settings(path: str) -> dict[object, object]:
     return content
 
 
-# Start the same command again in several processes, by `accelerate launch`.
+def term_of(values: Json) -> KLTerm:
+    """A user's term, which takes the place of the settings that declare one."""
+    spec = str(values["kl"])
+    if beside := [name for name in (*TERM_FIELDS, "kl_ratio_bound", "kl_cell") if name in values]:
+        raise SettingError("no setting of the term beside `kl`", ", ".join(beside), f"write it in the term of {spec}")
+    term = find(spec)
+    if not isinstance(term, KLTerm):
+        raise SettingError(
+            "`kl` as the name of a KLTerm", f"{spec}, a {type(term).__name__}", "write KLTerm(...) there"
+        )
+    return term
+
+
+# Several processes, by `accelerate launch`. Each parses for itself, since checks depend on the number of processes.
 
 LAUNCHED = "KLGRAD_LAUNCHED"
+"""Set in the environment of processes that were launched."""
 
 
-def needs_launch(parsed: Parsed) -> bool:
-    if LAUNCHED in os.environ or "LOCAL_RANK" in os.environ or parsed.run.dry_run:
-        return False
-    return parsed.run.num_processes > 1 or parsed.run.accelerate_config is not None
+def described_processes(command: str, arguments: list[str]) -> int | None:
+    """How many processes a dry run describes, which starts none; None if it does not say."""
+    _, values = read(command, arguments)
+    of_file: Any = _read_file(values["accelerate_config"]) if "accelerate_config" in values else {}
+    asked = values.get("num_processes") or of_file.get("num_processes")
+    return asked if values.get("dry_run") else None
 
 
-def processes(parsed: Parsed) -> int:
-    config = _accelerate_config(parsed)
-    if parsed.run.num_processes > 1 or config is None:
-        return parsed.run.num_processes
-    content = yaml.safe_load(Path(config).read_text(encoding="utf-8"))
-    return int(content.get("num_processes", 1)) if isinstance(content, dict) else 1
-
-
-def launch_command(parsed: Parsed, arguments: list[str]) -> list[str]:
-    """The command line to execute; it has the same settings, except those that choose the processes."""
-    config = _accelerate_config(parsed)
-    options = [] if config is None else ["--config_file", config]
-    if parsed.run.num_processes > 1:
-        options += ["--num_processes", str(parsed.run.num_processes)]
-    if config is None:
-        options += ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
-        options += ["--multi_gpu"]  # on a CPU too: with --cpu accelerate starts one process only
-    _, words = _take(arguments, "num_processes", "accelerate_config")
-    return [sys.executable, "-m", "accelerate.commands.launch", *options, "-m", "klgrad", parsed.command, *words]
-
-
-def launch(parsed: Parsed, arguments: list[str]) -> NoReturn:
-    words = launch_command(parsed, arguments)
-    os.environ[LAUNCHED] = "1"
-    os.execv(words[0], words)
-
-
-def _accelerate_config(parsed: Parsed) -> str | None:
-    config = parsed.run.accelerate_config
-    if config is not None and not Path(config).is_file():
-        received = f"{config}, no such file"
-        raise SettingError("a configuration of accelerate", received, "write one with `accelerate config`")
-    return config
+def launch_command(command: str, arguments: list[str]) -> list[str] | None:
+    """The command with `accelerate launch` before it; None if this process is to train, or only to describe."""
+    _, values = read(command, arguments)
+    config, number = values.get("accelerate_config"), values.get("num_processes", 1)
+    if values.get("dry_run") or not (config or number > 1) or {LAUNCHED, "LOCAL_RANK"} & set(os.environ):
+        return None
+    # --multi_gpu on a CPU too: with --cpu accelerate starts one process only.
+    options = ["--multi_gpu", "--num_machines=1", "--mixed_precision=no", "--dynamo_backend=no"]
+    options = ["--config_file", config] if config else options
+    options += [f"--num_processes={number}"] if number > 1 else []
+    return [sys.executable, "-m", "accelerate.commands.launch", *options, "-m", "klgrad", command, *arguments]

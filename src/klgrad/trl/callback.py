@@ -1,12 +1,13 @@
 """`KLCallback`: reports the KL of a run of any TRL trainer, and whether its β acts."""
 
+import inspect
 import traceback
 import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,9 +17,16 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 from ..core.rollout import Rollout
 from ..errors import KlgradError, MeaningError, MissingExtraError, RunError
 from ..support import Json, Model, ensure_folder, write_whole
-from . import compat
-from .compat import NEEDED, REF_LOGP, SAMPLER_LOGP, Batch, has_adapters, loss_leaves_no_trace
-from .contract import GENERATE, LOG, LOSS, PREPARE, Observer, trainer_of
+from .compat import (
+    NEEDED,
+    REF_LOGP,
+    SAMPLER_LOGP,
+    Batch,
+    ContractError,
+    has_adapters,
+    loss_leaves_no_trace,
+    sampled_tokens,
+)
 from .metrics import Window
 from .reference import Columns, Passes, Reference, StartWeights
 from .scorer import gather_rows
@@ -77,98 +85,71 @@ def _pyarrow() -> tuple[ModuleType, ModuleType]:
     return pyarrow, pyarrow.parquet
 
 
-# Does β move the gradient? Looks once whether the gradient of the training loss depends on the reference.
-#
-# With beta > 0 a trainer loads a reference and scores every completion by it. A subclass whose loss leaves the KL out
-# trains without an error, and without a KL.
-
-Verdict = Literal["moves", "does not move", "unknown"]
-Loss = Callable[[Model, Batch], Tensor]
+# Does β move the gradient? With beta > 0 a trainer loads a reference and scores every completion by it. A subclass
+# whose loss leaves the KL out trains without an error, and without a KL.
 
 PROBES, LARGEST = 8, 2**20
 """The gradient is looked at for a few of the last parameters, each of at most this many elements."""
-
 SHIFT = 1.0
-"""Nats by which the reference's log-probs are moved. As they are they would not do: where π = ref, the KL's gradient is
-0."""
-
+"""Nats by which the reference's log-probs are moved: as they are they would not do, since the KL's gradient is 0 where
+π = ref."""
 NOISE = 10.0
 """A change of the gradient is one if it exceeds this multiple of the difference between two equal evaluations."""
 
 
-class BetaCheck:
-    """Wraps the training loss until there is a verdict: whether ∂L/∂θ is another with another reference.
+def gradient_moves(trainer: GRPOTrainer, loss: Callable[[Batch], Tensor], model: Model, batch: Batch) -> bool:
+    """Whether ∂L/∂θ is another with another reference. It costs three forward passes, with graphs of their own.
 
-    It costs three forward passes, once. The training has a graph of its own: some layers, such as Liger's, overwrite in
-    a backward pass what another pass of the same graph needs.
+    A graph is not used twice: some layers, such as Liger's, overwrite in a backward pass what another pass needs.
     """
+    if REF_LOGP not in batch:
+        return False  # the loss has nothing to compute a KL from
+    accelerator, trained = trainer.accelerator, [p for p in model.parameters() if p.requires_grad]
+    probes = [p for p in trained if 0 < p.numel() <= LARGEST][-PROBES:] or trained[-1:]
+    devices = [accelerator.device] if accelerator.device.type == "cuda" else []
 
-    def __init__(self, trainer: Trainer) -> None:
-        self._trainer = trainer
-        beta = getattr(trainer, "beta", 0.0)
-        self.beta = float(beta) if isinstance(beta, int | float) else 0.0
-        self.verdict: Verdict | None = None
+    def gradient(shift: float) -> list[Tensor | None]:
+        moved = {**batch, REF_LOGP: batch[REF_LOGP] - shift}
+        # Each has the same random numbers, for dropout.
+        with loss_leaves_no_trace(trainer), accelerator.no_sync(model), torch.random.fork_rng(devices):
+            return list(torch.autograd.grad(loss(moved), probes, allow_unused=True))
 
-    @property
-    def is_due(self) -> bool:
-        """Whether there is something to look at: β is set, and the loss is one that reads the reference's log-probs."""
-        return self.beta > 0 and self.verdict is None and isinstance(self._trainer, GRPOTrainer)
+    def distance(a: list[Tensor | None], b: list[Tensor | None]) -> float:
+        pairs = [(x, y) for x, y in zip(a, b, strict=True) if x is not None and y is not None]
+        return max((float((x - y).abs().max()) for x, y in pairs), default=0.0)
 
-    def __call__(self, loss: Loss, model: Model, batch: Batch) -> Tensor:
-        """The training loss of a micro-batch, after a look at it."""
-        # Each process must have a token to train on. All look, or none: the loss exchanges metrics.
-        if self.is_due and self._of_all(int(compat.sampled_tokens(batch).any())).min():
-            try:
-                verdict = self._look(loss, model, batch)
-            except Exception:  # too little memory, for example: the training goes on
-                if self._trainer.accelerator.num_processes > 1:
-                    raise  # the others wait for this process within the loss
-                verdict = "unknown"
-            # All processes must take the same way: one that sees a dependence is enough.
-            order: tuple[Verdict, ...] = ("unknown", "does not move", "moves")
-            self.verdict = order[int(self._of_all(order.index(verdict)).max())]
-        return loss(model, batch)
-
-    def message(self) -> str:
-        """The warning for a verdict against the loss."""
-        name = type(self._trainer).__name__
-        return (
-            f"expected a loss whose gradient depends on the reference, as beta={self.beta:g} declares; received the "
-            f"same gradient for another reference, from {name}.compute_loss; remedy: the KL is left out of the loss "
-            "although the reference is loaded and scored: add beta * per_token_kl to the loss, or set beta=0, which "
-            "saves the reference's memory and time. KLCallback(check_beta=False) silences this"
-        )
-
-    def _look(self, loss: Loss, model: Model, batch: Batch) -> Verdict:
-        if REF_LOGP not in batch:
-            return "does not move"  # the loss has nothing to compute a KL from
-        accelerator, parameters = self._trainer.accelerator, probes(model)
-        devices = [accelerator.device] if accelerator.device.type == "cuda" else []
-
-        def gradient(shift: float) -> list[Tensor | None]:
-            moved = {**batch, REF_LOGP: batch[REF_LOGP] - shift}
-            # It leaves no trace, and each has the same random numbers, for dropout.
-            with loss_leaves_no_trace(self._trainer), accelerator.no_sync(model), torch.random.fork_rng(devices):
-                return list(torch.autograd.grad(loss(model, moved), parameters, allow_unused=True))
-
-        here, again, away = gradient(0.0), gradient(0.0), gradient(SHIFT)
-        return "moves" if _distance(here, away) > NOISE * _distance(here, again) else "does not move"
-
-    def _of_all(self, number: int) -> Tensor:
-        accelerator = self._trainer.accelerator
-        return gather_rows(accelerator, {"number": torch.tensor([number], device=accelerator.device)})[0]["number"]
+    here, again, away = gradient(0.0), gradient(0.0), gradient(SHIFT)
+    return distance(here, away) > NOISE * distance(here, again)
 
 
-def probes(model: Model) -> list[Tensor]:
-    """The last small parameters that are trained: their gradient needs the least of a backward pass."""
-    trained = [p for p in model.parameters() if p.requires_grad]
-    small = [p for p in trained if 0 < p.numel() <= LARGEST]
-    return (small or sorted(trained, key=lambda p: p.numel())[:1])[-PROBES:]
+# Observe a trainer of transformers or TRL from outside, while it trains: `_prepare_inputs`, TRL's
+# `_generate_and_score_completions`, `compute_loss` and `log` are replaced on the instance by functions that call them.
+
+PREPARE, GENERATE, LOSS, LOG = "_prepare_inputs", "_generate_and_score_completions", "compute_loss", "log"
 
 
-def _distance(a: list[Tensor | None], b: list[Tensor | None]) -> float:
-    pairs = [(x, y) for x, y in zip(a, b, strict=True) if x is not None and y is not None]
-    return max((float((x - y).abs().max()) for x, y in pairs), default=0.0)
+def trainer_of(callback: TrainerCallback, state: TrainerState) -> Trainer:
+    """The trainer that is calling this callback with this state.
+
+    transformers does not give a callback its trainer, but one of the trainer's methods is on the call stack. The
+    trainer is the one whose list of callbacks has this callback and whose state is this state; both are compared by
+    identity, so that no other trainer can be taken for it. (A search among all objects, `gc.get_objects`, is no
+    alternative: it breaks a tuple that another thread is building.)
+    """
+    frame = inspect.currentframe()
+    while frame is not None:
+        for x in frame.f_locals.values():
+            # `type`, and not `isinstance`, which would run code of lazy modules and proxies.
+            if issubclass(type(x), Trainer) and getattr(x, "state", None) is state:
+                handler = getattr(x, "callback_handler", None)
+                if any(each is callback for each in getattr(handler, "callbacks", ())):
+                    return x
+        frame = frame.f_back  # no further than needed: reading the variables of a frame keeps them alive
+    raise ContractError(
+        "a trainer that calls this callback",
+        "none on the call stack",
+        "give it to the trainer: callbacks=[KLCallback()]",
+    )
 
 
 # `KLCallback`: reports the KL to the reference in any run of TRL or transformers, and changes nothing in it.
@@ -226,25 +207,19 @@ class KLCallback(TrainerCallback):
         if every < 1:
             raise MeaningError("every >= 1", f"{every}", "write every=1 for each update")
         self.every, self.exact, self.reference, self.check_beta = every, exact, reference, check_beta
-        self.files = None if log_rollouts is None else RolloutFiles(Path(log_rollouts))
         self.beta_moves_gradient: bool | None = None
+        self.files = None if log_rollouts is None else RolloutFiles(Path(log_rollouts))
         self._trainer: Any = None
-        self._observer: Observer | None = None
+        self._before: dict[str, object] = {}
         self._start: StartWeights | None = None
         self._passes: Passes | None = None
         self._window = Window()
         self._pending: dict[str, float] = {}
+        self._is_checked = False
         self._held: list[Batch] = []
         self._generated_at: int | None = None
         self._is_due = False
         self._told: set[str] = set()
-
-    def attach(self, trainer: Trainer) -> "KLCallback":
-        """Name the trainer explicitly, where it cannot be found by itself; also adds the callback to it."""
-        self._trainer = trainer
-        if all(each is not self for each in trainer.callback_handler.callbacks):
-            trainer.add_callback(self)
-        return self
 
     # Events of the trainer
 
@@ -272,7 +247,7 @@ class KLCallback(TrainerCallback):
             self._warn(f"no log-probs are written in this run: {type(error).__name__}: {error}")
 
     def _begin(self, state: TrainerState) -> None:
-        trainer = self._trainer = self._trainer or trainer_of(self, state)
+        trainer = self._trainer = trainer_of(self, state)
         reference = Reference(trainer, self.reference, self._start)
         if not reference.needs_start_weights:
             self._start = None  # frees the copy
@@ -282,14 +257,13 @@ class KLCallback(TrainerCallback):
             self._start.pin()
         self._passes = Passes(trainer, reference, self.exact)
         self._window, self._generated_at, self._is_due = Window(), None, False
-        observer = self._observer = Observer(trainer)
-        observer.wrap(PREPARE, self._on_batch)
-        observer.wrap(LOG, self._on_log)
+        self._wrap(PREPARE, self._on_batch)
+        self._wrap(LOG, self._on_log)
         if self._generates:
-            observer.wrap(GENERATE, self._on_generation)
-        check = BetaCheck(trainer)
-        if self.check_beta and check.is_due:
-            observer.wrap(LOSS, partial(self._checked_loss, check))
+            self._wrap(GENERATE, self._on_generation)
+        if self.check_beta and isinstance(trainer, GRPOTrainer) and trainer.beta > 0:
+            self._is_checked = False
+            self._wrap(LOSS, self._on_loss)
         if state.global_step == 0 and 1 < state.max_steps <= self.every:
             self._warn(
                 f"expected a run of more than every={self.every} updates; received {state.max_steps}, of which only "
@@ -313,10 +287,19 @@ class KLCallback(TrainerCallback):
     def on_train_end(self, args: object, state: TrainerState, control: object, **_: object) -> None:
         self._stop()
 
+    def _wrap(self, name: str, around: Callable[..., object]) -> None:
+        """Let `around(method, *args, **kwargs)` stand for a method of the trainer."""
+        self._before[name] = vars(self._trainer).get(name)
+        setattr(self._trainer, name, partial(around, getattr(self._trainer, name)))
+
     def _stop(self) -> None:
-        if self._observer is not None:
-            self._observer.release()
-        self._observer, self._held = None, []
+        """Restore the methods of the trainer."""
+        for name, before in self._before.items():
+            if before is not None:
+                setattr(self._trainer, name, before)
+            else:
+                delattr(self._trainer, name)
+        self._before, self._held = {}, []
 
     # What the trainer does
 
@@ -345,7 +328,7 @@ class KLCallback(TrainerCallback):
                 f"nothing is reported in this run: expected batches with {', '.join(NEEDED)}; received {names}; "
                 "remedy: use KLCallback with a trainer that samples completions (GRPO, RLOO, distillation)"
             )
-            self._release(PREPARE, GENERATE)
+            self._stop()
             return
         if not self._generates or self._generated_at == self._trainer.state.global_step:
             self._held.append(batch)
@@ -353,20 +336,39 @@ class KLCallback(TrainerCallback):
             held, self._held, self._is_due = self._held, [], False
             self._measure(self._trainer.state.global_step + 1, held)
 
-    def _checked_loss(
-        self, check: BetaCheck, loss: Callable[..., Tensor], model: Model, batch: Batch, *args: object, **kwargs: object
+    def _on_loss(
+        self, loss: Callable[..., Tensor], model: Model, batch: Batch, *args: object, **kwargs: object
     ) -> Tensor:
-        if not self._trainer.model.training:
-            return loss(model, batch, *args, **kwargs)
-        value = check(lambda model, batch: loss(model, batch, *args, **kwargs), model, batch)
-        if check.verdict is not None:
-            self._release(LOSS)
-            if check.verdict != "unknown":
-                self.beta_moves_gradient = check.verdict == "moves"
-                self._pending["kl/beta_moves_gradient"] = float(self.beta_moves_gradient)
-            if check.verdict == "does not move":
-                self._warn(check.message())
-        return value
+        # Each process must have a token to train on. All look, or none: the loss exchanges metrics.
+        if not self._is_checked and self._trainer.model.training and self._of_all(bool(sampled_tokens(batch).any()))[0]:
+            self._is_checked = True
+            self._check_beta(lambda batch: loss(model, batch, *args, **kwargs), model, batch)
+        return loss(model, batch, *args, **kwargs)
+
+    def _check_beta(self, loss: Callable[[Batch], Tensor], model: Model, batch: Batch) -> None:
+        try:
+            moves = gradient_moves(self._trainer, loss, model, batch)
+        except Exception as error:  # too little memory, for example: the training goes on
+            if self._trainer.accelerator.num_processes > 1:
+                raise  # the others wait for this process within the loss
+            self._warn(f"whether beta moves the gradient is not known: {type(error).__name__}: {error}")
+            return
+        self.beta_moves_gradient = self._of_all(moves)[1]  # one process that sees a dependence is enough
+        self._pending["kl/beta_moves_gradient"] = float(self.beta_moves_gradient)
+        if not self.beta_moves_gradient:
+            self._warn(
+                f"expected a loss whose gradient depends on the reference, as beta={self._trainer.beta:g} declares; "
+                f"received the same gradient for another reference, from {type(self._trainer).__name__}.compute_loss; "
+                "remedy: the KL is left out of the loss although the reference is loaded and scored: add beta * "
+                "per_token_kl to the loss, or set beta=0, which saves the reference's memory and time. "
+                "KLCallback(check_beta=False) silences this"
+            )
+
+    def _of_all(self, x: bool) -> tuple[bool, bool]:
+        """Whether it holds on all processes, and whether on any."""
+        accelerator = self._trainer.accelerator
+        each = accelerator.gather(torch.tensor([int(x)], device=accelerator.device))
+        return bool(each.min()), bool(each.max())
 
     def _on_log(self, log: Callable[..., None], logs: dict[str, float], *args: object, **kwargs: object) -> None:
         """Add what is new since the last row to a row of training; a number of the trainer's own keeps its value."""
@@ -376,10 +378,6 @@ class KLCallback(TrainerCallback):
                 numbers, self._window = {**numbers, **self._window.metrics()}, Window()
             logs.update({name: value for name, value in numbers.items() if name not in logs})
         log(logs, *args, **kwargs)
-
-    def _release(self, *names: str) -> None:
-        if self._observer is not None:
-            self._observer.release(*names)
 
     # Measure
 
@@ -391,14 +389,13 @@ class KLCallback(TrainerCallback):
             local = self._passes(batches)
         except Exception as error:  # whatever it is, the training goes on
             failure = error
-        accelerator = self._trainer.accelerator
-        if not accelerator.gather(torch.tensor([int(failure is None)], device=accelerator.device)).min():
+        if not self._of_all(failure is None)[0]:
             self._warn_of(step, failure)  # one process that failed must not leave the others waiting for its numbers
             return
         assert local is not None
         try:
             of_the_sampler = all(SAMPLER_LOGP in batch for batch in batches)
-            self._record(step, [gather_rows(accelerator, each)[0] for each in local], of_the_sampler)
+            self._record(step, [gather_rows(self._trainer.accelerator, each)[0] for each in local], of_the_sampler)
         except Exception as error:  # the same on all processes, which have the same numbers
             self._warn_of(step, error)
 

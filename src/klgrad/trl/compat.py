@@ -1,8 +1,7 @@
 """The seam to TRL: private names of TRL, transformers and accelerate are used here and in `contract.py`.
 
-Methods that have to be overridden are overridden in `kl_trainer.py`, `contract.py` and
-`training/checkpoint.py`; `contract.OVERRIDES` lists them. A test searches `trl/` and `training/` for private names
-outside these two files and that list.
+Methods that have to be overridden are listed in `contract.OVERRIDES`. A test searches `trl/` and `training/` for
+private names outside these two files and that list.
 """
 
 import copy
@@ -13,15 +12,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy
 import torch
-import trl
-from packaging.version import Version
 from torch import Tensor
 from trl.models.utils import prepare_deepspeed, prepare_fsdp
-from trl.trainer import grpo_trainer
 from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
 from trl.trainer.utils import (
@@ -41,10 +37,9 @@ from ..support import Json, Model, write_whole
 if TYPE_CHECKING:
     from .kl_trainer import KLTrainer
 
-# The versions of TRL that this package was written for, and the error for a TRL that differs.
 
 FIRST = (1, 16)
-"""The first version that is tested; `pyproject.toml` claims the same."""
+"""The first version of TRL that this package was written for; `pyproject.toml` claims the same."""
 WINDOW = f"trl>={FIRST[0]}.{FIRST[1]}"
 
 
@@ -56,16 +51,7 @@ class ContractError(KlgradError, RuntimeError):
         super().__init__(expected, received, remedy or install)
 
 
-def check_version() -> None:
-    """Refuse a TRL from before the first version that is tested; a later one is judged by what it does."""
-    if Version(trl.__version__).release[:2] < FIRST:  # a pre-release counts as its release
-        raise ContractError(f"TRL in the range {WINDOW}", f"TRL {trl.__version__}")
-
-
 # TRL's metrics, and the state of TRL and transformers that their checkpoints leave out.
-#
-# Touches `GRPOTrainer._metrics`, `_step`, `_buffered_inputs`, `_total_train_tokens`, `entropy_coef` and
-# `_last_world_entropy`, and `Trainer._tr_loss` and `_globalstep_last_logged`.
 
 Mode = Literal["train", "eval"]
 
@@ -81,8 +67,15 @@ def log_metrics(trainer: GRPOTrainer, mode: Mode, metrics: dict[str, float]) -> 
         trainer._metrics[mode][name].append(value)
 
 
-class GenerationState:
-    """Where training is within a generation batch, that batch, and the metrics that are not logged yet."""
+class UnsavedState:
+    """What checkpoints of TRL and transformers leave out.
+
+    It is the place within a generation batch, that batch, the metrics that are not logged yet, an entropy bonus that is
+    adapted, and the loss since the last logged row.
+    """
+
+    NAMES: tuple[str, ...] = ("_step", "_total_train_tokens", "_tr_loss", "_globalstep_last_logged")
+    OF_ENTROPY: tuple[str, ...] = ("entropy_coef", "_last_world_entropy")
 
     def __init__(self, trainer: GRPOTrainer) -> None:
         self._trainer = trainer
@@ -90,44 +83,25 @@ class GenerationState:
     def state_dict(self) -> Json:
         """The state between two updates."""
         trainer: Any = self._trainer
-        adaptive = trainer.use_adaptive_entropy
+        names = (*self.NAMES, *(self.OF_ENTROPY if trainer.use_adaptive_entropy else ()))
         every = trainer.args.steps_per_generation * trainer.num_iterations
         is_used_up = trainer._buffered_inputs is None or trainer._step % every == 0  # the next step samples a new batch
         return {
-            "step": trainer._step,
-            "total_tokens": trainer._total_train_tokens,
+            "attributes": {name: getattr(trainer, name) for name in names},
             "tokens_seen": trainer.state.num_input_tokens_seen,
-            "entropy": [trainer.entropy_coef, trainer._last_world_entropy] if adaptive else None,
             "metrics": dict(trainer._metrics["train"]),
             "buffer": None if is_used_up else trainer._buffered_inputs,
         }
 
     def load_state_dict(self, state: Json) -> None:
+        """Continue from it; `Trainer` sets some of it to 0 between loading a checkpoint and the first step."""
         trainer = self._trainer
-        trainer._step, trainer._total_train_tokens = state["step"], state["total_tokens"]
+        for name, value in state["attributes"].items():
+            setattr(trainer, name, value)
         trainer.state.num_input_tokens_seen = state["tokens_seen"]
-        if state["entropy"] is not None:
-            trainer.entropy_coef, trainer._last_world_entropy = state["entropy"]
         trainer._metrics["train"].clear()
         trainer._metrics["train"].update(state["metrics"])
         trainer._buffered_inputs = state["buffer"]
-
-
-class LossSinceLog:
-    """The loss since the last logged row. `Trainer` sets it to 0 after it has loaded a checkpoint."""
-
-    NAMES = ("_tr_loss", "_globalstep_last_logged")
-
-    def __init__(self, trainer: GRPOTrainer) -> None:
-        self._trainer = trainer
-
-    def state_dict(self) -> Json:
-        """Empty before training has begun."""
-        return {name: getattr(self._trainer, name) for name in self.NAMES if hasattr(self._trainer, name)}
-
-    def load_state_dict(self, state: Json) -> None:
-        for name, value in state.items():
-            setattr(self._trainer, name, value)
 
 
 # State that TRL's checkpoints leave out, in one file per process beside the checkpoint.
@@ -136,19 +110,11 @@ class LossSinceLog:
 # hold tensors, differ between processes, and are in use.
 
 
-class Checkpointed(Protocol):
-    """A part of a trainer that survives a checkpoint; the state is plain data and tensors."""
+STATE = "klgrad_state_{}.pt"
+"""The file of a process."""
 
-    def state_dict(self) -> Json:
-        """The state between two updates."""
-        ...
-
-    def load_state_dict(self, state: Json) -> None:
-        """Continue from a state."""
-        ...
-
-
-Parts = Mapping[str, Checkpointed]
+Parts = Mapping[str, Any]
+"""Parts of a trainer by name, with `state_dict` and `load_state_dict`; a state is plain data and tensors."""
 
 
 def save_parts(trainer: "KLTrainer", folder: Path) -> None:
@@ -157,24 +123,19 @@ def save_parts(trainer: "KLTrainer", folder: Path) -> None:
     content = io.BytesIO()
     torch.save({"processes": trainer.accelerator.num_processes, "state": state}, content)
     folder.mkdir(parents=True, exist_ok=True)
-    write_whole(state_file(folder, trainer.accelerator.process_index), content.getvalue())
+    write_whole(folder / STATE.format(trainer.accelerator.process_index), content.getvalue())
 
 
 def load_parts(trainer: "KLTrainer", folder: Path) -> Json:
-    """Let `trainer.checkpointed` continue from what `save_parts` wrote, which is returned.
-
-    It must have been written by as many processes. No code in the file is executed.
-    """
+    """The state that `save_parts` wrote, by as many processes. No code in the file is executed."""
     accelerator = trainer.accelerator
-    path = state_file(folder, accelerator.process_index)
+    path = folder / STATE.format(accelerator.process_index)
     saved: Json = {"processes": "fewer"}
     if path.is_file():
         saved = torch.load(path, map_location=accelerator.device, weights_only=True)
     if saved["processes"] != accelerator.num_processes:
         expected, received = f"a checkpoint of {accelerator.num_processes} processes", f"of {saved['processes']}"
         raise RunError(expected, f"{folder.name}, {received}", "resume with the number that wrote it")
-    for name, part in trainer.checkpointed.items():
-        part.load_state_dict(saved["state"][name])
     return saved["state"]
 
 
@@ -192,15 +153,6 @@ def plain(x: object) -> object:
     return x.item() if isinstance(x, numpy.generic) else x
 
 
-def state_file(folder: Path, rank: int) -> Path:
-    return folder / f"klgrad_state_{rank}.pt"
-
-
-# The files of a checkpoint, where transformers has no public name for them.
-#
-# Touches `Trainer._get_output_dir` and `_load_from_checkpoint`, and accelerate's `fsdp_plugin`.
-
-
 def checkpoint_folder(trainer: GRPOTrainer, trial: object) -> Path:
     """Where `Trainer` writes the checkpoint of this step."""
     return Path(trainer._get_output_dir(trial)) / f"checkpoint-{trainer.state.global_step}"
@@ -211,16 +163,7 @@ def load_weights(trainer: GRPOTrainer, checkpoint: Path) -> None:
     trainer._load_from_checkpoint(str(checkpoint))
 
 
-def save_in_one_piece(trainer: GRPOTrainer) -> None:
-    """Under FSDP, save the model whole from now on, and not in shards."""
-    plugin: Any = trainer.accelerator.state.fsdp_plugin
-    plugin.set_state_dict_type("FULL_STATE_DICT")
-
-
 # A scored batch of completions, under the keys that TRL's loss reads.
-#
-# Touches the keys `prompt_ids`, `prompt_mask`, `completion_ids`, `completion_mask`, `tool_mask`, `advantages`,
-# `ref_per_token_logps`, `old_per_token_logps` and `sampling_per_token_logps`.
 
 Batch = Json
 
@@ -230,9 +173,6 @@ sampling, from which TRL's loss computes its ratio; and vLLM's own."""
 
 NEEDED = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
 """The keys of prompts and completions, in the batches of all of TRL's trainers that sample."""
-
-FACTOR = 6364136223846793005
-"""An odd number, whose powers modulo 2^64 differ for all lengths that occur."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -258,6 +198,10 @@ class CompletionRows:
     def targets(self) -> Tensor:
         """(B, keep) the tokens of the completions."""
         return self.ids[:, -self.keep :]
+
+
+FACTOR = 6364136223846793005
+"""An odd number, whose powers modulo 2^64 differ for all lengths that occur."""
 
 
 def prompt_keys(batch: Batch) -> Tensor:
@@ -291,13 +235,6 @@ def sampled_tokens(batch: Batch) -> Tensor:
     return batch["completion_mask"] * batch.get("tool_mask", 1)
 
 
-def reference_log_probs(batch: Batch) -> Tensor:
-    """(B, T) log-probs by the reference, which TRL computed when it scored the batch."""
-    if REF_LOGP not in batch:
-        raise ContractError(f"`{REF_LOGP}` in a batch that TRL has scored", ", ".join(batch))
-    return batch[REF_LOGP]
-
-
 def sampler_log_probs(batch: Batch, logp: Tensor) -> Tensor | None:
     """(B, T) log-probs by the model that sampled the tokens, or None where TRL kept none.
 
@@ -308,16 +245,7 @@ def sampler_log_probs(batch: Batch, logp: Tensor) -> Tensor | None:
     return None if sampler is None else torch.where(sampler.isnan(), logp, sampler)
 
 
-def has_images(batch: Batch) -> bool:
-    return batch.get("pixel_values") is not None
-
-
 # The policy and the reference as models: found, loaded and gathered by TRL's helpers.
-#
-# Touches `trl.trainer.utils.use_adapter`, `create_model_from_path`, `maybe_gather_lm_head_ctx`, `add_fused_lm_head` and
-# `disable_dropout_in_model`, `trl.models.prepare_deepspeed` and `prepare_fsdp`, transformers'
-# `config._name_or_path` and `config._attn_implementation`, peft's `peft_config` and `get_base_model`, and DeepSpeed's
-# `ds_id` and `ds_shape`.
 
 
 @contextmanager
@@ -344,41 +272,16 @@ def has_adapters(model: Model) -> bool:
     return hasattr(model, "peft_config")
 
 
-def gathered(parameters: list[torch.nn.Parameter]) -> AbstractContextManager[object]:
+def gathered(*parameters: torch.nn.Parameter | None) -> AbstractContextManager[object]:
     """While the context lasts, the parameters are whole, even where DeepSpeed has split them between processes."""
-    return maybe_gather_lm_head_ctx(*parameters)
+    return maybe_gather_lm_head_ctx(*(p for p in parameters if p is not None))
 
 
-def is_split(parameter: Tensor) -> bool:
-    """Whether DeepSpeed has split the parameter between processes."""
-    return hasattr(parameter, "ds_id")
-
-
-def model_name(model: Model) -> str:
-    return model.config._name_or_path
-
-
-def attention_of(model: Model) -> str | None:
-    """The name of the attention that the model uses, such as "sdpa"."""
-    return getattr(model.config, "_attn_implementation", None)
-
-
-@contextmanager
-def reference_loaded_from(name: str, model: Model, args: GRPOConfig) -> Iterator[None]:
-    """While TRL sets up a trainer with `model`, make it load its reference from `name`.
-
-    TRL loads the reference by the name in the model's configuration, with `model_init_kwargs`. These belong to the
-    model (for example a revision), and it is loaded already; TRL takes dtype and attention over from it.
-    """
-    with lend(model.config, _name_or_path=name), lend(args, model_init_kwargs=None):
-        yield
-
-
-def add_reference(trainer: GRPOTrainer, name: str, args: GRPOConfig) -> Model:
-    """Load one more reference, and prepare it as TRL prepares its own."""
+def load_reference(trainer: GRPOTrainer, name: str, args: GRPOConfig) -> Model:
+    """Load a reference, and prepare it as TRL prepares its own."""
     policy: Model = trainer.model
     how: Json = {"trust_remote_code": args.trust_remote_code, "dtype": policy.dtype}
-    how["attn_implementation"] = attention_of(policy)
+    how["attn_implementation"] = policy.config._attn_implementation
     if trainer.accelerator.num_processes > 1:
         how["device_map"] = None  # as TRL does: "auto" fails with several processes
     model = create_model_from_path(name, **how)
@@ -392,29 +295,13 @@ def add_reference(trainer: GRPOTrainer, name: str, args: GRPOConfig) -> Model:
     return trainer.accelerator.prepare_model(model, evaluation_mode=True)
 
 
-def load_model(name: str, args: GRPOConfig, quantization: object = None) -> Model:
-    """Load a model as TRL loads one that is given by name."""
-    declared: Any = args.model_init_kwargs or {}
-    how: Json = {"trust_remote_code": args.trust_remote_code, **declared}
-    if quantization is not None:
-        how["quantization_config"] = quantization
-    state: Any = args.distributed_state
-    if state.distributed_type in ("MULTI_GPU", "DEEPSPEED"):
-        how["device_map"] = None  # as TRL does: "auto" fails with several processes
-    return create_model_from_path(name, **how)
-
-
 # CompletionRows: sampled, tokenized, padded and shuffled by TRL.
-#
-# Touches `GRPOTrainer._generate` (the order of what it returns), `_generate_single_turn`, `_tokenize_prompts` and
-# `_tokenizer`, `Trainer.model_wrapped`, `trl.trainer.utils.pad`, and the global `shuffle_sequence_dict` of
-# `trl.trainer.grpo_trainer`.
 
 Rows = list[list[int]]
 
 
 class Sampled(NamedTuple):
-    """What `_generate` returns first; `check` compares it with what TRL passes on."""
+    """What `_generate` returns first."""
 
     prompt_ids: Rows
     completion_ids: Rows
@@ -423,21 +310,6 @@ class Sampled(NamedTuple):
     logprobs: object
     extra_fields: object
     images: object
-    tool_images: object
-
-    @classmethod
-    def of(cls, returned: tuple[Any, ...]) -> "Sampled":
-        if len(returned) < len(cls._fields):
-            raise ContractError(f"{len(cls._fields)} values from GRPOTrainer._generate", f"{len(returned)}")
-        return cls(*returned[: len(cls._fields)])
-
-    def check(self, completion_ids: Rows) -> None:
-        """Raise `ContractError` unless these are the completions, as TRL gives them to rewards, and the masks fit."""
-        mask = self.completion_ids if self.tool_mask is None else self.tool_mask
-        if self.completion_ids != completion_ids or [*map(len, mask)] != [*map(len, completion_ids)]:
-            raise ContractError(
-                f"GRPOTrainer._generate that returns {', '.join(self._fields)}", "other completions than are rewarded"
-            )
 
 
 def tokenize_prompts(trainer: GRPOTrainer, prompts: list[object]) -> Rows:
@@ -448,11 +320,6 @@ def tokenize_prompts(trainer: GRPOTrainer, prompts: list[object]) -> Rows:
 def generate(trainer: GRPOTrainer, prompt_ids: Rows) -> Rows:
     """One completion for each prompt, sampled by TRL's own generation, with vLLM or without."""
     return trainer._generate_single_turn(prompt_ids, None, {}, 1)[0]
-
-
-def generating_by(trainer: GRPOTrainer, model: Model) -> AbstractContextManager[None]:
-    """While the context lasts, TRL generates by this model, without vLLM."""
-    return lend(trainer, model_wrapped=model)
 
 
 def decode(trainer: GRPOTrainer, completion_ids: Rows) -> list[str]:
@@ -483,15 +350,7 @@ def padded_mask(trainer: GRPOTrainer, mask: Rows) -> Tensor:
     return pad(rows, padding_value=0, padding_side="right").to(trainer.accelerator.device)
 
 
-def shuffle_with(shuffle: Callable[[Batch], Batch]) -> AbstractContextManager[None]:
-    """While TRL splits a generation batch into micro-batches, let `shuffle` order its rows instead of TRL."""
-    return lend(grpo_trainer, shuffle_sequence_dict=shuffle)
-
-
 # Log-probs of completions by TRL's forward pass, and TRL's loss, with the forward pass that it asks for captured.
-#
-# Touches `GRPOTrainer._get_per_token_logps_and_entropies`, which `KLTrainer` also overrides, `_compute_loss`, and what
-# a loss of TRL changes: `_metrics`, `_entropy_window_stats`, `entropy_coef` and `_last_world_entropy`.
 
 Result = tuple[Tensor, Tensor | None, Tensor | None]
 """(B, T) log-probs, (B, T) entropies, and the auxiliary loss of a mixture of experts."""
@@ -571,7 +430,7 @@ def token_weights(trainer: GRPOTrainer, capture: PassCapture, model: Model, batc
     with (
         torch.enable_grad(),  # an evaluation has none
         loss_leaves_no_trace(trainer),
-        lend_beta(trainer, 1.0),
+        lend(trainer, beta=1.0),
         capture.answer(model, lambda own: (zeros, zeros, zeros.new_zeros(()))),
     ):
         loss = GRPOTrainer._compute_loss(trainer, model, {**batch, **neutral})
@@ -585,15 +444,3 @@ def token_weights(trainer: GRPOTrainer, capture: PassCapture, model: Model, batc
             else f"{float(loss):g} in the place of {value:g}",
         )
     return weight
-
-
-# `beta`: 0 in a `KLTrainer`, so that TRL's own KL is off, except where TRL's code has to see that there is a reference.
-
-
-def lend_beta(owner: GRPOTrainer | GRPOConfig, value: float) -> AbstractContextManager[None]:
-    """While the context lasts, TRL sees this `beta`.
-
-    A `GRPOConfig` with one above 0 makes TRL load and prepare a reference when it sets up a trainer, and a trainer
-    with one makes TRL score completions by it.
-    """
-    return lend(owner, beta=value)

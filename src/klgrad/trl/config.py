@@ -14,7 +14,7 @@ from .. import zoo
 from ..core.families import Formula
 from ..core.term import KLTerm
 from ..errors import MeaningError
-from ..integrations import Facts, Objective, bound_of, bound_text, check_own, choice_field, refuse_if
+from ..integrations import Facts, Objective, bound_of, bound_text, choice_field, refuse_if
 from ..support import Json
 from ..zoo import Cell
 
@@ -162,6 +162,7 @@ def teachers_of(text: str | None) -> dict[str, str]:
 
 def check(config: "KLConfig") -> None:
     """Refuse settings that contradict each other, whatever the term."""
+    refuse_if(config.rollout_lag < 0, "`rollout_lag` >= 0", f"{config.rollout_lag}", "0 trains on fresh completions")
     refuse_if(
         config.beta != 0.0,
         "`beta` = 0, TRL's own KL off",
@@ -238,18 +239,13 @@ def check_term(config: "KLConfig", term: KLTerm) -> None:
         f"kl_ratio={config.kl_ratio!r}",
         "TRL multiplies advantages by a ratio of its own; kl_placement='loss' weights the KL once",
     )
-    refuse_if(
-        config.off_policy_mask_threshold is not None,
-        f"no `off_policy_mask_threshold` with kl_placement={config.kl_placement!r}",
-        f"{config.off_policy_mask_threshold}",
-        "use kl_placement='loss': the KL would change which tokens are masked, and be masked with them",
-    )
-    refuse_if(
-        config.top_entropy_quantile < 1.0,
-        f"`top_entropy_quantile`=1 with kl_placement={config.kl_placement!r}",
-        f"{config.top_entropy_quantile}",
-        "use kl_placement='loss': the KL of all other tokens would be dropped",
-    )
+    for name, neutral in (("off_policy_mask_threshold", None), ("top_entropy_quantile", 1.0)):
+        refuse_if(
+            getattr(config, name) != neutral,
+            f"`{name}`={neutral} with kl_placement={config.kl_placement!r}",
+            f"{getattr(config, name)}",
+            "use kl_placement='loss': the KL in the advantages of masked tokens would be dropped",
+        )
     if config.kl_placement == "advantage":
         refuse_if(
             config.importance_sampling_level != "token",
@@ -259,16 +255,11 @@ def check_term(config: "KLConfig", term: KLTerm) -> None:
         )
         return
     refuse_if(
-        (term.divergence, term.level, term.estimator) != ("reverse", "sequence", "k1"),
-        "reverse KL, sequence level, k1 for kl_placement='reward'",
-        f"{term.name}",
-        "a reward carries one number per completion; put any other term in the loss or the advantage",
-    )
-    refuse_if(
-        term.discount != 1 or term.baseline != "none" or term.influence_bound,
-        "no discount, baseline or influence bound with kl_placement='reward'",
-        f"{term.name}",
-        "the group's mean is the baseline there; use kl_placement='advantage' with them",
+        term != KLTerm(),
+        "the reverse KL at sequence level by k1, without discount, baseline or bound, for kl_placement='reward'",
+        term.name,
+        "a reward carries one number per completion, with the group's mean as its baseline; put any other term in the "
+        "loss or the advantage",
     )
 
 
@@ -319,13 +310,7 @@ class MeaningWarning(UserWarning):
 
 
 def notes(config: "KLConfig") -> list[str]:
-    """One sentence for each such setting.
-
-    Example:
-        >>> from klgrad.trl import KLConfig
-        >>> notes(KLConfig("runs/mine", bf16=False))
-        []
-    """
+    """One sentence for each such setting."""
     return [*config.objective.notes(facts_of(config)), *_notes_on_trl(config)]
 
 
@@ -350,7 +335,6 @@ def facts_of(config: "KLConfig") -> Facts:
 
 def _notes_on_trl(config: "KLConfig") -> Iterator[str]:
     """Notes on settings that verl does not have."""
-    placement, is_in_loss = config.kl_placement, config.kl_placement == "loss"
     if config.sync_ref_model:
         yield (
             f"sync_ref_model moves the reference towards the policy every {config.ref_model_sync_steps} updates: the "
@@ -358,45 +342,31 @@ def _notes_on_trl(config: "KLConfig") -> Iterator[str]:
         )
     bound = config.epsilon if config.epsilon_high is None else config.epsilon_high
     if config.loss_type == "cispo" and bound < 1:
-        share = "and a KL in the loss is not" if is_in_loss else "and the KL with them"
         yield (
             f"loss_type='cispo' limits the ratio to epsilon_high={bound:g}, below 1: on-policy all advantages are "
-            f"multiplied by it, {share}; set epsilon_high to 5, for example"
+            "multiplied by it, with a KL in them, and a KL in the loss is not; set epsilon_high to 5, for example"
         )
-    if config.use_vllm and config.vllm_importance_sampling_correction and not is_in_loss:
+    if config.use_vllm and config.vllm_importance_sampling_correction and config.kl_placement != "loss":
         yield (
             f"vllm_importance_sampling_mode={config.vllm_importance_sampling_mode!r} weights the KL in the "
-            f"{placement} like the policy loss, and drops or truncates it with the policy loss"
+            f"{config.kl_placement} like the policy loss, and drops or truncates it with the policy loss"
         )
     rows = config.per_device_train_batch_size
     together = rows * config.gradient_accumulation_steps * config.world_size
     if config.loss_type == "bnpo" and config.objective.reduction == "policy" and config.kl_coef and rows != together:
-        # A mean over the tokens of each forward pass: the size of the update does not help.
-        effect = "a token counts more beside short completions, and the gradient is that of the declared KL only as "
-        effect += "the completions of a pass become many"
-        if rows == 1:
-            effect = "that is a mean over the tokens of each completion, the gradient of no divergence"
         yield (
             f"loss_type='bnpo' divides the KL by the tokens of one forward pass, of {rows} "
-            f"completion{'s' * (rows != 1)} on each process, and not by those of the update, of {together}: {effect}; "
-            f"{_other_reductions(config)} keeps the declared KL"
+            f"completion{'s' * (rows != 1)} on each process, and not by those of the update, of {together}: a token "
+            "counts more beside short completions, and with one completion a pass the gradient is that of no "
+            f"divergence; {_other_reductions(config)} keeps the declared KL"
         )
-    aggregation = config.multi_objective_aggregation
-    cause = None if config.scale_rewards in (False, "none") else f"scale_rewards={config.scale_rewards!r}"
-    other = "scale_rewards='none'"
-    if aggregation != "sum_then_normalize":  # where TRL does not read scale_rewards
-        cause = f"multi_objective_aggregation={aggregation!r}"
-        other = f"multi_objective_aggregation='sum_then_normalize' with {other}"
-    if placement == "reward" and config.kl_coef and cause is not None:
-        unit = "batch" if cause == "scale_rewards='batch'" else "prompt"
+    scaled = config.scale_rewards not in (False, "none") or config.multi_objective_aggregation == "normalize_then_sum"
+    if config.kl_placement == "reward" and config.kl_coef and scaled:
+        unit = "batch" if config.scale_rewards == "batch" else "prompt"
         yield (
-            f"kl_placement='reward' with {cause}: a standard deviation divides the KL too, so that β differs from "
-            f"{unit} to {unit}; kl_placement='advantage', or {other}, keeps the declared KL"
-        )
-    if config.neftune_noise_alpha:
-        yield (
-            f"neftune_noise_alpha={config.neftune_noise_alpha:g} adds noise to the policy's embeddings and not to the "
-            "reference's, and the KL includes the difference"
+            f"kl_placement='reward' with scale_rewards={config.scale_rewards!r} and multi_objective_aggregation="
+            f"{config.multi_objective_aggregation!r}: a standard deviation divides the KL too, so that β differs from "
+            f"{unit} to {unit}; kl_placement='advantage', or 'none' with 'sum_then_normalize', keeps the declared KL"
         )
 
 
@@ -554,7 +524,6 @@ class KLConfig(GRPOConfig):
     )
 
     def __post_init__(self) -> None:
-        check_own(self)
         super().__post_init__()
         self.declare(stacklevel=4)  # where the configuration is written
 
@@ -594,7 +563,14 @@ def resolve_config(args: KLConfig | None, kl: KLTerm | None) -> KLConfig:
     The fields of `args` that declare a term are then at their defaults, or agree with it. It is written into a copy.
     """
     args = KLConfig("klgrad-run") if args is None else args
-    _check_class(args)
+    beta: object = getattr(args, "beta", None)
+    refuse_if(
+        not isinstance(args, KLConfig),
+        "a KLConfig",
+        f"a {type(args).__name__}",
+        "write KLConfig(...), from klgrad.trl, with the same fields: it declares which KL is meant"
+        + (f"; for the KL of beta={beta}, token by token, write kl_coef={beta}, kl_level='token'" if beta else ""),
+    )
     if kl is None:
         return args
     _check_term(kl, args)
@@ -605,34 +581,22 @@ def resolve_config(args: KLConfig | None, kl: KLTerm | None) -> KLConfig:
     return config
 
 
-def _check_class(args: object) -> None:
-    """Refuse anything but a `KLConfig`; for TRL's configuration, say what its β is there."""
-    if isinstance(args, KLConfig):
-        return
-    remedy = "write KLConfig(...), from klgrad.trl, with the same fields: it declares which KL is meant"
-    if beta := getattr(args, "beta", None):
-        remedy += f"; for the KL of beta={beta}, token by token, write kl_coef={beta}, kl_level='token'"
-    raise MeaningError("a KLConfig", f"a {type(args).__name__}", remedy)
-
-
 def _check_term(kl: object, args: KLConfig) -> None:
     if not isinstance(kl, KLTerm):
         raise MeaningError("`kl` as a KLTerm", f"a {type(kl).__name__}", "write kl=KLTerm(...), from klgrad")
-    if kl.reduction != "sequence":
-        raise MeaningError(
-            "`kl` with reduction='sequence'",
-            f"reduction={kl.reduction!r}",
-            "leave it out: `kl_reduction` of the KLConfig sets how the trainer reduces the term",
-        )
-    declared = fields_of(kl)
-    changed_fields = changed_among(args, (*TERM_FIELDS, "kl_ratio_bound", "kl_cell"))
-    if "kl_ratio_bound" in changed_fields and "kl_ratio_bound" in declared:  # `truncate:2` is `truncate:2.0`
-        changed_fields["kl_ratio_bound"] = bound_text(bound_of(changed_fields["kl_ratio_bound"]))
-    other = {name: value for name, value in changed_fields.items() if value != declared.get(name)}
-    if other:
-        fields = ", ".join(f"{name}={value!r}" for name, value in other.items())
-        raise MeaningError(
-            "one KL, declared by `kl` or by fields of the KLConfig; fields beside `kl` must agree with it",
-            f"kl={kl.name} and {fields}",
-            f"drop `kl`, or leave out {', '.join(f'`{name}`' for name in other)}",
-        )
+    refuse_if(
+        kl.reduction != "sequence",
+        "`kl` with reduction='sequence'",
+        f"reduction={kl.reduction!r}",
+        "leave it out: `kl_reduction` of the KLConfig sets how the trainer reduces the term",
+    )
+    declared, given = fields_of(kl), changed_among(args, (*TERM_FIELDS, "kl_ratio_bound", "kl_cell"))
+    if "kl_ratio_bound" in given:  # `truncate:2` is `truncate:2.0`
+        given["kl_ratio_bound"] = bound_text(bound_of(given["kl_ratio_bound"]))
+    other = ", ".join(f"{name}={value!r}" for name, value in given.items() if value != declared.get(name))
+    refuse_if(
+        other,
+        "one KL, declared by `kl` or by fields of the KLConfig; fields beside `kl` must agree with it",
+        f"kl={kl.name} and {other}",
+        "drop `kl`, or leave these fields out",
+    )

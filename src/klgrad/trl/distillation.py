@@ -4,12 +4,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from trl.trainer import distillation_trainer
 from trl.trainer.distillation_config import DistillationConfig
 from trl.trainer.distillation_trainer import DistillationTrainer as TRLDistillationTrainer
 
+from ..integrations import lend
 from ..kernels import Head, token_statistics
 from ..support import Json, Model
-from .contract import check_distillation, divergence_by
 from .scorer import compare_head, head_of, some_tokens
 
 Items = Tensor | int | None
@@ -94,7 +95,6 @@ class DistillationTrainer(TRLDistillationTrainer):
         *others: Any,
         **kwargs: Any,
     ) -> None:
-        check_distillation()
         self._heads_compared = False
         super().__init__(model, teacher_model, args, *others, **kwargs)
 
@@ -109,7 +109,7 @@ class DistillationTrainer(TRLDistillationTrainer):
         return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
 
     def _compute_loss(self, unwrapped_student: Model, inputs: Json, num_items_in_batch: Items) -> Any:
-        with divergence_by(self._divergence):
+        with lend(distillation_trainer, _chunked_divergence_loss=self._divergence):  # which calls it by that name
             return super()._compute_loss(unwrapped_student, inputs, num_items_in_batch)
 
     def _divergence(

@@ -4,7 +4,6 @@ import math
 import warnings
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from trl.trainer import grpo_trainer
 from trl.trainer.grpo_trainer import GRPOTrainer
 
 from ..core.estimators import k3
@@ -28,33 +28,26 @@ from .compat import (
     REF_LOGP,
     Batch,
     ContractError,
-    GenerationState,
-    LossSinceLog,
     Parts,
     Pass,
     PassCapture,
     Result,
     Rows,
     Sampled,
-    add_reference,
-    attention_of,
+    UnsavedState,
     checkpoint_folder,
     current_mode,
     has_adapters,
-    lend_beta,
-    load_model,
     load_parts,
+    load_reference,
     log_metrics,
-    model_name,
-    reference_loaded_from,
     save_parts,
-    shuffle_with,
     token_weights,
 )
 from .config import KLConfig, TRLObjective, resolve_config, teachers_of
-from .contract import check_contract, warn_of_cudnn_attention
-from .metrics import KLMetrics
-from .scorer import PromptNumbers, Scorer, gather_rows, shuffle_groups
+from .contract import avoid_cudnn_attention, check_contract
+from .metrics import LENGTH, KLMetrics, warn_of_collapse
+from .scorer import Scorer, gather_rows, shuffle_groups
 
 # The KL as parts of a loss: per token, for TRL to reduce, or summed.
 
@@ -154,7 +147,7 @@ class LagQueue:
         self._waiting = deque(state["waiting"])
 
 
-# The reference: whether there is one, and a teacher in its place, checked and loaded by TRL's own code.
+# The reference: whether there is one, and a teacher in its place.
 
 
 def has_reference(model: Model, args: KLConfig, given: Json) -> bool:
@@ -163,7 +156,7 @@ def has_reference(model: Model, args: KLConfig, given: Json) -> bool:
     Without one, kl_coef must be 0.
     """
     adapters = given.get("peft_config") is not None or has_adapters(model)
-    if isinstance(model, str) or args.teacher is not None or adapters or model_name(model):
+    if isinstance(model, str) or args.teacher is not None or adapters or model.config.name_or_path:
         return True
     if args.kl_coef > 0:
         raise MeaningError(
@@ -174,42 +167,17 @@ def has_reference(model: Model, args: KLConfig, given: Json) -> bool:
     return False
 
 
-@contextmanager
-def as_reference(model: Model, args: KLConfig, given: Json) -> Iterator[tuple[Model, Json]]:
-    """While TRL sets up a trainer with what is yielded, make it load the teacher as its reference, if there is one."""
-    if args.teacher is None:
-        yield model, given
-        return
+def check_no_adapters(model: Model, given: Json) -> None:
+    """Raise `MeaningError` for adapters on the student of a teacher."""
     if given.get("peft_config") is not None or has_adapters(model):
         raise MeaningError(
             "a teacher without adapters on the student",
             "both",
             "with adapters the reference is the model without them: merge them, or train all weights",
         )
-    student = load_model(model, args, given.get("quantization_config")) if isinstance(model, str) else model
-    if given.get("processing_class") is None:  # TRL would load the teacher's
-        given = {**given, "processing_class": _processor(model_name(student), args)}
-    teachers = [resolve_embedded(path) for path in teachers_of(args.teacher).values()]
-    for teacher in teachers:
-        _check_tokenizers(given["processing_class"], teacher, args)
-    with reference_loaded_from(teachers[0], student, args):
-        yield student, given
 
 
-def _processor(name: str, args: KLConfig) -> Any:
-    from transformers import AutoProcessor
-
-    how: Any = args.model_init_kwargs or {}
-    return AutoProcessor.from_pretrained(
-        name,
-        revision=how.get("revision"),
-        padding_side="left",
-        truncation_side="left",
-        trust_remote_code=args.trust_remote_code,
-    )
-
-
-def _check_tokenizers(processor: Any, teacher: str, args: KLConfig) -> None:
+def check_tokenizers(processor: Any, teacher: str, args: KLConfig) -> None:
     """Both must have the same tokens under the same numbers; their heads may be padded to different lengths."""
     from transformers import AutoTokenizer
 
@@ -245,9 +213,8 @@ def check_prompts(args: KLConfig, prompts: int) -> None:
 
 
 def check_built(trainer: GRPOTrainer, args: KLConfig, objective: TRLObjective) -> None:
-    """Raise `MeaningError` for settings that do not fit the number of processes or the model; warn of bad gradients."""
-    half = bool(args.bf16 or args.fp16)
-    warn_of_cudnn_attention(trainer.accelerator.device, attention_of(trainer.model), half=half)
+    """Raise `MeaningError` for settings that do not fit the number of processes or the model."""
+    avoid_cudnn_attention(trainer.accelerator.device)
     rows = args.per_device_train_batch_size * trainer.accelerator.num_processes
     if objective.leaves_one_out and rows < 2:
         raise MeaningError(
@@ -280,33 +247,16 @@ def whole_groups(each: int, rows: int, steps: int, generations: int) -> bool:
     return each % generations == 0 or (steps == 1 and rows % generations == 0)
 
 
-class StartCheck:
-    """Warns if the KL is not about 0 on the first completions that are trained on.
-
-    Before the first update the policy and the reference are the same model, unless the reference is a teacher.
-    """
-
-    def __init__(self, trainer: GRPOTrainer, args: KLConfig) -> None:
-        self._trainer, self._args = trainer, args
-        self._done = False
-
-    def __call__(self, rollout: Rollout) -> None:
-        """Look at the first rollout of training, and at no other."""
-        trainer = self._trainer
-        if self._done or current_mode(trainer) == "eval":
-            return
-        self._done = True
-        elsewhere = self._args.teacher is not None or self._args.teacher_prompt is not None
-        if elsewhere or trainer.state.global_step > 0:
-            return
-        value = float(k3.value(rollout.log_ratio)[rollout.mask].mean()) if bool(rollout.mask.any()) else 0.0
-        if value > START_KL:  # the rollout's own check reports a NaN
-            warnings.warn(
-                f"the KL to the reference is {value:.3g} nats per token before the first update, not about 0; likely "
-                "causes: dropout in the policy (disable_dropout=True), an adapter that does not start at 0 or that the "
-                "reference keeps, models of different dtypes, or a reference of another checkpoint than the policy",
-                stacklevel=2,
-            )
+def check_start(rollout: Rollout) -> None:
+    """Warn if the KL is not about 0 on the first completions of a run, where policy and reference are one model."""
+    value = float(k3.value(rollout.log_ratio)[rollout.mask].mean()) if bool(rollout.mask.any()) else 0.0
+    if value > START_KL:  # the rollout's own check reports a NaN
+        warnings.warn(
+            f"the KL to the reference is {value:.3g} nats per token before the first update, not about 0; likely "
+            "causes: dropout in the policy (disable_dropout=True), an adapter that does not start at 0 or that the "
+            "reference keeps, models of different dtypes, or a reference of another checkpoint than the policy",
+            stacklevel=2,
+        )
 
 
 class KLTrainer(GRPOTrainer):
@@ -359,25 +309,23 @@ class KLTrainer(GRPOTrainer):
         self.objective = args.objective
         self.coefficient = self.objective.beta()
         self.kl_metrics = KLMetrics(self.objective, self.coefficient, partial(log_metrics, self))
-        self.lag_queue, self.prompt_numbers = LagQueue(args), PromptNumbers(self, args)
+        self.lag_queue = LagQueue(args)
         self.checkpointed: Parts = {
-            "generation": GenerationState(self),
-            "loss": LossSinceLog(self),
+            "trl": UnsavedState(self),
             "beta": self.coefficient,
-            "lengths": self.kl_metrics.lengths,
-            "prompts": self.prompt_numbers,
             "lag": self.lag_queue,
         }
-        self._capture, self._check_start = PassCapture(), StartCheck(self, args)
+        self._capture, self._is_begun, self._is_collapsed = PassCapture(), False, False
         self._last_sampled: Sampled | None = None
         self._evaluating = False
         self._restored: Json | None = None
         model = resolve_embedded(model)
         self.has_reference = has_reference(model, args, kwargs)
+        if args.teacher is not None:
+            check_no_adapters(model, kwargs)
         self._build(model, reward_funcs, args, kwargs)
         check_built(self, args, self.objective)
-        further = [resolve_embedded(path) for path in list(teachers_of(args.teacher).values())[1:]]
-        self.scorer = Scorer(self, args, self.objective, [add_reference(self, path, args) for path in further])
+        self.scorer = Scorer(self, args, self.objective, self._load_teachers(args))
 
     def _build(self, model: Model, reward_funcs: object, args: KLConfig, kwargs: Json) -> None:
         """Let TRL set up, with a reference, and with the KL as one more reward if it is placed there."""
@@ -389,9 +337,8 @@ class KLTrainer(GRPOTrainer):
             rewards, weights = [*rewards, KLReward()], [*weights, -args.kl_coef]
         if classes := as_list(kwargs.get("reward_processing_classes")):
             kwargs = {**kwargs, "reward_processing_classes": [*classes, *[None] * (len(rewards) - len(functions))]}
-        lent = lend(args, reward_weights=weights, beta=float(self.has_reference))
-        with lent, as_reference(model, args, kwargs) as (named, given):
-            super().__init__(named, reward_funcs=[*rewards], args=args, **given)
+        with lend(args, reward_weights=weights, beta=float(self.has_reference and args.teacher is None)):
+            super().__init__(model, reward_funcs=[*rewards], args=args, **kwargs)
         self.beta = 0.0
         if len(self.reward_funcs) > len(rewards) and no_reward in self.reward_funcs:  # an environment has a reward
             index = self.reward_funcs.index(no_reward)
@@ -399,6 +346,16 @@ class KLTrainer(GRPOTrainer):
             for each in lists:
                 del each[index]
             self.reward_weights = torch.cat([self.reward_weights[:index], self.reward_weights[index + 1 :]])
+
+    def _load_teachers(self, args: KLConfig) -> list[Model]:
+        """Load the teachers; the first is the reference of TRL's code, the others are returned."""
+        teachers = [resolve_embedded(path) for path in teachers_of(args.teacher).values()]
+        for teacher in teachers:
+            check_tokenizers(self.processing_class, teacher, args)
+        references = [load_reference(self, teacher, args) for teacher in teachers]
+        if references:
+            self.ref_model = references[0]
+        return references[1:]
 
     @property
     def _has_kl_reward(self) -> bool:
@@ -413,18 +370,25 @@ class KLTrainer(GRPOTrainer):
         check_prompts(self.args, len(prompts))
         return super()._get_train_sampler(dataset)
 
+    def _begin(self, rollout: Rollout) -> None:
+        """Look at the first completions of training, and at no others."""
+        if self._is_begun or current_mode(self) == "eval":
+            return
+        self._is_begun = True
+        if self.state.global_step == 0 and self.args.teacher is None and self.args.teacher_prompt is None:
+            check_start(rollout)
+
     # Score
 
     def _prepare_inputs(self, generation_batch: list[Json]) -> Batch:
-        self.prompt_numbers.check(generation_batch)
         if not self.objective.needs_groups:
             return super()._prepare_inputs(generation_batch)
-        with shuffle_with(shuffle_groups):
+        with lend(grpo_trainer, shuffle_sequence_dict=shuffle_groups):  # which TRL calls by that name
             return super()._prepare_inputs(generation_batch)
 
     def _generate(self, prompts: list[object]) -> Any:
-        returned = super()._generate(prompts)
-        self._last_sampled = Sampled.of(returned)
+        returned: Any = super()._generate(prompts)
+        self._last_sampled = Sampled(*returned[: len(Sampled._fields)])
         return returned
 
     def _generate_and_score_completions(self, inputs: list[Json]) -> Batch:
@@ -452,12 +416,12 @@ class KLTrainer(GRPOTrainer):
         """What TRL samples and scores, with what the KL needs; of a lag, also the log-probs of its sampler."""
         scored = self.has_reference and not self.objective.exact and self.objective.placement != "reward"
         by_trl = self.args.teacher_prompt is None and self.args.teacher_column is None
-        with lend_beta(self, float(scored and by_trl)):
+        with lend(self, beta=float(scored and by_trl)):  # above 0, TRL scores by its reference
             batch = super()._generate_and_score_completions(inputs)
         self.scorer.add_teachers(batch, inputs)
         if scored and not by_trl:
             batch = {**batch, REF_LOGP: self.scorer.reference_log_probs(batch)}
-        batch["group"] = self.prompt_numbers.of_generation(len(batch["completion_ids"]))
+        batch["group"] = self.scorer.groups(batch)
         if self.args.rollout_lag and current_mode(self) == "train" and OLD_LOGP not in batch:
             batch[OLD_LOGP] = self.scorer.log_probs(self.model, batch)
         return batch
@@ -474,14 +438,12 @@ class KLTrainer(GRPOTrainer):
     def _score_sampled(self, completion_ids: list[list[int]]) -> Tensor:
         """(B,) log π - log ref of each completion that TRL has just sampled, of all processes; recorded here too."""
         assert self._last_sampled is not None  # TRL samples before it scores
-        self._last_sampled.check(completion_ids)
         rollout = self.scorer.sampled_rollout(self._last_sampled)
-        rows = len(rollout.mask) // self.accelerator.num_processes
-        group, _ = gather_rows(self.accelerator, {"group": self.prompt_numbers.of_rows(rows)})
-        self._check_start(rollout)
+        assert rollout.group is not None  # of the prompts that were sampled
+        self._begin(rollout)
         # The β of these completions; recording them may change it for the next.
         self.reward_weights[self._kl_reward_index()] = -self.coefficient.value
-        self.kl_metrics.record(current_mode(self), rollout, group["group"], None, last=not self._evaluating)
+        self.kl_metrics.record(current_mode(self), rollout, rollout.group, None, last=not self._evaluating)
         return rollout.log_ratio.sum(-1)
 
     def _kl_reward_index(self) -> int:
@@ -507,7 +469,7 @@ class KLTrainer(GRPOTrainer):
         def answer(own: Pass) -> Result:
             passed = self.scorer.forward(model, batch, own)
             rollout, rows = self.scorer.rollout(passed, batch, group)
-            self._check_start(rollout)
+            self._begin(rollout)
             if (term := self.objective.term) is not None and current_mode(self) == "eval":
                 term = replace(term, baseline="none")  # an evaluation uses only the value
             result = None if term is None else term(rollout)
@@ -590,10 +552,18 @@ class KLTrainer(GRPOTrainer):
 
     # Log
 
+    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        """TRL's log, with one warning if completions become much shorter while the KL falls."""
+        super().log(logs, *args, **kwargs)
+        if LENGTH in logs and not self._is_collapsed:
+            first = next(row for row in self.state.log_history if LENGTH in row)
+            self._is_collapsed = warn_of_collapse(first, logs)
+
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
         """TRL's step. The report of the KL is computed while the device still runs the backward pass."""
-        if self._restored is not None:  # `Trainer` resets it between loading the checkpoint and the first step
-            self.checkpointed["loss"].load_state_dict(self._restored["loss"])
+        if self._restored is not None:
+            for name, part in self.checkpointed.items():
+                part.load_state_dict(self._restored[name])
             self._restored = None
         try:
             loss = super().training_step(*args, **kwargs)
@@ -607,7 +577,6 @@ class KLTrainer(GRPOTrainer):
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
         """TRL's loop. The KL is reported for the whole evaluation, and not as a mean over its batches."""
         self._evaluating = True
-        self.prompt_numbers.begin_evaluation()
         self.kl_metrics.restart("eval")
         try:
             output = super().evaluation_loop(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""What is logged of the KL through TRL's own metrics: one report per update or evaluation, ratios, β and lengths."""
+"""What is logged of the KL: one report per update or evaluation, or per logged row of a run that is only observed."""
 
 import math
 import warnings
@@ -16,17 +16,25 @@ from ..support import Json
 from .compat import Mode
 from .config import TRLObjective
 
-# The KL and the mismatch to the sampler on the completions since the last logged row.
+
+class PromptNumbers:
+    """Numbers from 0 for the keys of prompts, the same key in every batch."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[object, int] = {}
+
+    def of(self, keys: Tensor, step: int = 0) -> Tensor:
+        """(B,) numbers; the same prompt at another step is another draw."""
+        return torch.tensor([self._numbers.setdefault((step, key), len(self._numbers)) for key in keys.tolist()])
 
 
 class Window:
-    """Sums over measured steps, so that the standard errors are those of all completions together."""
+    """The KL and the mismatch to the sampler over measured steps, with standard errors of all completions together."""
 
     def __init__(self) -> None:
         self._sums = KLSums()
         self._mismatch = MismatchSums(ratios=self._sums.ratios)  # the same ratios, accumulated once
-        self._numbers: dict[tuple[int, int], int] = {}
-        self._last: dict[str, float] = {}
+        self._prompts, self._step = PromptNumbers(), 0
 
     @property
     def is_empty(self) -> bool:
@@ -35,16 +43,14 @@ class Window:
     def add(self, step: int, rollout: Rollout, prompt: Tensor, *, of_the_sampler: bool) -> None:
         """Add the completions of one micro-batch of all processes, at the update `step`.
 
-        `prompt` are (B,) keys of their prompts; the same prompt at another step is another draw. `of_the_sampler`:
-        `behavior_logp` is the sampler's own, and not the policy's before an update.
+        `prompt` are (B,) keys of their prompts. `of_the_sampler`: `behavior_logp` is the sampler's own, and not the
+        policy's before an update.
         """
-        keys = ((step, key) for key in prompt.tolist())
-        group = torch.tensor([self._numbers.setdefault(key, len(self._numbers)) for key in keys])
+        self._step, group = step, self._prompts.of(prompt, step)
         self._sums.add(rollout, group)
         if of_the_sampler and rollout.behavior_logp is not None:
             ends = {"behavior_logp": rollout.behavior_logp}
             self._mismatch.add(Rollout(rollout.logp, rollout.behavior_logp, rollout.mask, **ends), group)
-        self._last = {"kl/measured_step": float(step)}
 
     def metrics(self) -> dict[str, float]:
         """Finite numbers by name; a single prompt has no standard error."""
@@ -52,11 +58,8 @@ class Window:
         if self._mismatch.lengths.rows:
             prefixes = ("kl/mismatch", "ratio/token/share_outside_band")
             metrics |= {name: x for name, x in self._mismatch.report().metrics().items() if name.startswith(prefixes)}
-        return {name: x for name, x in {**metrics, **self._last}.items() if math.isfinite(x)}
-
-
-COLLAPSED = 0.5
-"""A warning is given when the mean length falls below this share of the first one while the KL falls too."""
+        metrics["kl/measured_step"] = float(self._step)
+        return {name: x for name, x in metrics.items() if math.isfinite(x)}
 
 
 @dataclass
@@ -64,13 +67,14 @@ class MetricWindow:
     """Sums over the micro-batches of one update or evaluation, so that errors and maxima are those of the whole."""
 
     sums: KLSums = field(default_factory=KLSums)
+    prompts: PromptNumbers = field(default_factory=PromptNumbers)
     total: Tensor | float = 0.0
     k3: Tensor | float = 0.0
     diagnostics: dict[str, list[Tensor]] = field(default_factory=dict)
 
-    def add(self, rollout: Rollout, group: Tensor, result: KLResult | None, unbiased: Tensor | float) -> None:
+    def add(self, rollout: Rollout, prompt: Tensor, result: KLResult | None, unbiased: Tensor | float) -> None:
         """Add one micro-batch of all processes; `unbiased` is its KL, summed over completions."""
-        self.sums.add(rollout, group)
+        self.sums.add(rollout, self.prompts.of(prompt))
         self.total = self.total + unbiased
         self.k3 = self.k3 + weighted_k3(rollout).sum()
         for name, value in (result.diagnostics if result is not None else {}).items():
@@ -90,33 +94,6 @@ class MetricWindow:
         return float(self.total) / (tokens if unit == "token" else self.sums.lengths.rows) if tokens else None
 
 
-class LengthWatch:
-    """Warns once when completions become much shorter while the KL falls."""
-
-    def __init__(self) -> None:
-        self.first: tuple[float, float] | None = None
-        self.warned = False
-
-    def see(self, length: float, kl: float) -> None:
-        """Compare the mean length and the KL per completion of an update with those of the first update."""
-        first = self.first = self.first or (length, kl)
-        if self.warned or kl >= first[1] or length >= COLLAPSED * first[0]:
-            return
-        self.warned = True
-        warnings.warn(
-            f"completions have shrunk from {first[0]:.0f} to {length:.0f} tokens while the KL fell: the sequence-level "
-            "KL is also lowered by ending early; lower the learning rate, or set kl_discount below 1",
-            stacklevel=2,
-        )
-
-    def state_dict(self) -> Json:
-        return {"first": self.first, "warned": self.warned}
-
-    def load_state_dict(self, state: Json) -> None:
-        self.first = None if state["first"] is None else (state["first"][0], state["first"][1])
-        self.warned = state["warned"]
-
-
 class KLMetrics:
     """Collects micro-batches, logs their report when an update or an evaluation is complete, and adapts β."""
 
@@ -127,16 +104,15 @@ class KLMetrics:
         self._windows: dict[Mode, MetricWindow] = {"train": MetricWindow(), "eval": MetricWindow()}
         self.held: tuple[Rollout, Tensor, KLResult | None] | None = None
         """A micro-batch whose report is computed while the device runs backward."""
-        self.lengths = LengthWatch()
 
     def record_held(self, mode: Mode, *, last: bool) -> None:
         if self.held is not None:
             self.record(mode, *self.held, last=last)
         self.held = None
 
-    def record(self, mode: Mode, rollout: Rollout, group: Tensor, result: KLResult | None, *, last: bool) -> None:
+    def record(self, mode: Mode, rollout: Rollout, prompt: Tensor, result: KLResult | None, *, last: bool) -> None:
         """Add a micro-batch; `last` if it completes an update or an evaluation."""
-        self._windows[mode].add(rollout, group, result, unbiased_kl(self._objective, rollout))
+        self._windows[mode].add(rollout, prompt, result, unbiased_kl(self._objective, rollout))
         if last:
             self.finish(mode)
 
@@ -153,10 +129,8 @@ class KLMetrics:
         if self._objective.top_k is not None:  # an estimate or a bound, which gets a name of its own
             report = {name.replace("/exact/", "/top_k/"): value for name, value in report.items()}
         self._log(mode, {**report, "kl/coef": self._coefficient.value})
-        if mode == "train":
-            if self._coefficient.target is not None:
-                self._coefficient.update(window.kl(self._objective.target_unit))
-            self.lengths.see(report["length/mean"], report["kl/reverse/k3/per_sequence"])
+        if mode == "train" and self._coefficient.target is not None:
+            self._coefficient.update(window.kl(self._objective.target_unit))
 
 
 def unbiased_kl(objective: TRLObjective, rollout: Rollout) -> Tensor | float:
@@ -169,3 +143,18 @@ def unbiased_kl(objective: TRLObjective, rollout: Rollout) -> Tensor | float:
     weighting = objective.term.weighting if objective.term is not None else None
     whole = objective.top_k is None and rollout.token_reverse_kl is not None
     return total_reverse_kl(rollout, weighting, exact=whole)
+
+
+LENGTH, KL = "length/mean", "kl/reverse/k3/per_sequence"
+
+
+def warn_of_collapse(first: Json, last: Json) -> bool:
+    """Warn if completions have less than half of their first length and the KL fell too, by rows of a log."""
+    is_collapsed = last[KL] < first[KL] and last[LENGTH] < first[LENGTH] / 2
+    if is_collapsed:
+        warnings.warn(
+            f"completions have shrunk from {first[LENGTH]:.0f} to {last[LENGTH]:.0f} tokens while the KL fell: the "
+            "sequence-level KL is also lowered by ending early; lower the learning rate, or set kl_discount below 1",
+            stacklevel=2,
+        )
+    return is_collapsed

@@ -1,9 +1,8 @@
 """The reference of a run that is only observed: its weights, and forward passes of both models."""
 
 import inspect
-from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 
 import torch
 from torch import Tensor
@@ -13,7 +12,7 @@ from ..errors import MeaningError
 from ..kernels import Head
 from ..support import Json, Model
 from . import compat
-from .compat import OLD_LOGP, REF_LOGP, Batch, CompletionRows, base_of, has_adapters, is_split, without_adapters
+from .compat import OLD_LOGP, REF_LOGP, Batch, CompletionRows, base_of, has_adapters, without_adapters
 from .scorer import (
     ReferencePass,
     StatisticsRequest,
@@ -54,8 +53,8 @@ class StartWeights:
     def pin(self) -> None:
         """Move a copy of up to `PINNED` bytes into pinned memory, when it is known that a GPU will load it."""
         if sum(x.nbytes for x in self._kept.values()) <= PINNED:
-            for name in self._kept:
-                self._kept[name] = _pinned(self._kept[name])
+            with suppress(RuntimeError):  # the system may limit how much memory can be pinned
+                self._kept.update({name: x.pin_memory() for name, x in self._kept.items()})
 
     @contextmanager
     def loaded(self, model: Model) -> Iterator[None]:
@@ -65,7 +64,8 @@ class StartWeights:
         policy's own wait on the device meanwhile if half of its free memory is enough, else on the CPU.
         """
         pairs = self._pairs(model)
-        room = all(2 * size <= free_bytes(device) for device, size in _sizes(pairs).items())
+        devices = {p.device for p, _ in pairs}
+        room = all(2 * sum(p.nbytes for p, _ in pairs if p.device == x) <= free_bytes(x) for x in devices)
         values = [p.data.clone() if room else p.data.to("cpu", copy=True) for p, _ in pairs]
         try:
             for p, start in pairs:
@@ -76,30 +76,16 @@ class StartWeights:
                 p.data.copy_(value)
 
     def _pairs(self, model: Model) -> list[tuple[Tensor, Tensor]]:
-        now, is_sharded = dict(model.named_parameters()), lambda p: hasattr(p, "device_mesh")  # a DTensor, as FSDP2 has
+        now = dict(model.named_parameters())
+        is_split = lambda p: hasattr(p, "ds_id") or hasattr(p, "device_mesh")  # by DeepSpeed, or by FSDP2
         for name, start in self._kept.items():
-            if name not in now or now[name].shape != start.shape or is_split(now[name]) or is_sharded(now[name]):
+            if name not in now or now[name].shape != start.shape or is_split(now[name]):
                 raise MeaningError(
                     "the policy's parameters whole, as they were at the start",
                     f"`{name}` missing, or split between processes",
                     "give the reference as a model: KLCallback(reference=model)",
                 )
         return [(now[name], start) for name, start in self._kept.items()]
-
-
-def _pinned(x: Tensor) -> Tensor:
-    try:
-        return x.pin_memory()
-    except RuntimeError:  # the system may limit how much memory can be pinned
-        return x
-
-
-def _sizes(pairs: list[tuple[Tensor, Tensor]]) -> dict[torch.device, int]:
-    """Bytes of the parameters on each device."""
-    sizes: dict[torch.device, int] = defaultdict(int)
-    for p, _ in pairs:
-        sizes[p.device] += p.nbytes
-    return sizes
 
 
 class Reference:
@@ -196,7 +182,7 @@ class Passes:
 
     def __call__(self, batches: list[Batch]) -> list[Columns]:
         for batch in batches:
-            if compat.has_images(batch):
+            if batch.get("pixel_values") is not None:
                 raise MeaningError("prompts of text", "images", "remove KLCallback: it scores text alone")
         device = self._trainer.accelerator.device
         with torch.no_grad(), torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
@@ -207,7 +193,7 @@ class Passes:
 
     def _log_probs(self, batches: list[Batch]) -> list[dict[str, Tensor]]:
         if self._reference.is_the_trainers and all(REF_LOGP in batch for batch in batches):
-            ref_logps = [compat.reference_log_probs(batch) for batch in batches]
+            ref_logps = [batch[REF_LOGP] for batch in batches]
         else:
             with self._reference.model() as model, without_dropout(model):
                 ref_logps = [self._of_model(model, CompletionRows.of(batch)) for batch in batches]
@@ -236,9 +222,8 @@ class Passes:
 
     def _bytes_for_logits(self, device: torch.device) -> int:
         """With several processes always the same: a pass may be a collective of all of them, as in FSDP."""
-        if self._trainer.accelerator.num_processes > 1:
-            return LOGITS
-        return max(LOGITS, min(MOST_LOGITS, free_bytes(device) // 4))
+        several = self._trainer.accelerator.num_processes > 1
+        return LOGITS if several else max(LOGITS, min(MOST_LOGITS, free_bytes(device) // 4))
 
     # Exact
 

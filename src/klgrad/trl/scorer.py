@@ -1,6 +1,5 @@
 """Scores of completions: exact KLs by a forward pass that computes them, and groups of completions."""
 
-import math
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -31,20 +30,18 @@ from ..kernels import (
 from ..support import Json, Model
 from . import compat
 from .compat import (
+    REF_LOGP,
     Batch,
     CompletionRows,
-    ContractError,
     ForwardPass,
     Pass,
     Sampled,
     base_of,
     completion_log_probs,
-    current_mode,
     gathered,
-    has_images,
-    is_split,
     padded,
     padded_mask,
+    prompt_keys,
     reference_model,
 )
 from .config import KLConfig, TRLObjective, teachers_of
@@ -75,62 +72,7 @@ def _gathered(accelerator: Any, x: Tensor, own: slice) -> Tensor:
     return torch.cat([total[: own.start], mine, total[own.stop :]])
 
 
-# Which completions are of the same prompt, on all processes.
-
-
-class PromptNumbers:
-    """Numbers the prompts of completions, so that two have the same number only if they are of the same prompt.
-
-    TRL generates `num_generations` completions of each prompt in adjacent rows, counted over all processes.
-    """
-
-    def __init__(self, trainer: GRPOTrainer, args: KLConfig) -> None:
-        self._trainer, self._args = trainer, args
-        self._generations = 0
-        self._evaluated = 0
-
-    def of_rows(self, rows: int) -> Tensor:
-        """(rows,) the number of the prompt of each row of this process."""
-        trainer = self._trainer
-        first = trainer.accelerator.process_index * rows
-        row = torch.arange(rows, device=trainer.accelerator.device) + first
-        if current_mode(trainer) == "train":
-            return row // trainer.num_generations
-        return row // trainer.num_generations_eval + self._evaluated
-
-    def of_generation(self, rows: int) -> Tensor:
-        """The same for a batch that was just generated, with other numbers than the batches before it.
-
-        All batches of an evaluation, and all generations of one update, are numbered apart.
-        """
-        number = self.of_rows(rows)
-        if current_mode(self._trainer) == "eval":
-            self._evaluated += rows * self._trainer.accelerator.num_processes
-            return number
-        self._generations += 1
-        steps = (self._args.steps_per_generation or 1) * self._trainer.num_iterations
-        together = math.ceil(self._args.gradient_accumulation_steps / steps) + 1
-        return number + (self._generations % together) * (self._args.generation_batch_size or 0)
-
-    def begin_evaluation(self) -> None:
-        self._evaluated = 0
-
-    def check(self, rows: list[Json]) -> None:
-        """Raise `ContractError` if rows of the dataset, as TRL repeats them, have one number and different prompts."""
-        number = self.of_rows(len(rows)).tolist()
-        for i in range(1, len(rows)):
-            if number[i] == number[i - 1] and rows[i].get("prompt") != rows[i - 1].get("prompt"):
-                raise ContractError(
-                    "completions of one prompt in adjacent rows, as many as `num_generations`",
-                    f"other prompts in rows {i - 1} and {i}",
-                    "use TRL's own sampler: baselines and standard errors are taken over these groups",
-                )
-
-    def state_dict(self) -> Json:
-        return {"generations": self._generations}
-
-    def load_state_dict(self, state: Json) -> None:
-        self._generations = state["generations"]
+# Groups: the completions of one prompt, by `compat.prompt_keys`.
 
 
 def merge_lone_rows(group: Tensor) -> Tensor:
@@ -143,7 +85,7 @@ def merge_lone_rows(group: Tensor) -> Tensor:
     alone = counts[index] == 1
     if not bool(alone.any()) or len(values) == 1:
         return group
-    home = values.new_tensor(int(values.max()) + 1) if int(alone.sum()) > 1 else values[counts.argmax()]
+    home = group[alone][0] if int(alone.sum()) > 1 else values[counts.argmax()]
     return torch.where(alone, home, group)
 
 
@@ -312,9 +254,9 @@ def head_of(model: Model, temperature: float, vocabulary: int | None) -> Head:
     """The model's head: whole, even where DeepSpeed has split its weights, and cut to `vocabulary` entries."""
     output = model.get_output_embeddings()
     bias = getattr(output, "bias", None)
-    with gathered([x for x in (output.weight, bias) if x is not None]):
+    with gathered(output.weight, bias):
         head = Head.of(model, temperature=temperature)
-        if is_split(output.weight):  # gathered only for now: the backward pass needs a copy
+        if hasattr(output.weight, "ds_id"):  # gathered only for now: the backward pass needs a copy
             head = head.clone()
     if vocabulary is None or vocabulary == head.vocabulary:
         return head
@@ -424,6 +366,10 @@ class Scorer:
         trainer = self._trainer
         return [each for each in (trainer.model, trainer.ref_model, *self._others) if each is not None]
 
+    def groups(self, batch: Batch) -> Tensor:
+        """(B,) a number for the prompt of each completion, the same on every process and in every batch."""
+        return prompt_keys(batch)
+
     # One model
 
     def reference(self) -> AbstractContextManager[Model]:
@@ -531,7 +477,7 @@ class Scorer:
         """The policy's pass over a batch, with its gradient: TRL's own, or one with exact KLs in its place."""
         if not self._objective.exact:
             return ForwardPass(*own())
-        refuse_images(has_images(batch), "kl_estimator='exact'")
+        refuse_images(batch.get("pixel_values") is not None, "kl_estimator='exact'")
         if not self._heads_compared:  # with adapters the reference has the policy's head
             self._heads_compared = True
             for each in (model, *self._models()[1:]):
@@ -549,7 +495,7 @@ class Scorer:
         exact = passed.exact
         local = {
             "logp": passed.logp,
-            "ref_logp": compat.reference_log_probs(batch) if exact is None else exact.ref_logp,
+            "ref_logp": batch[REF_LOGP] if exact is None else exact.ref_logp,
             "mask": compat.sampled_tokens(batch),
             "behavior_logp": self._behavior(passed.logp.detach(), batch),
             "token_reverse_kl": None if exact is None else exact.reverse_kl,
@@ -570,8 +516,8 @@ class Scorer:
         own = self.log_probs(self._trainer.model, batch)
         with self.reference() as ref:
             other = self.log_probs(ref, batch)
-        tensors, _ = gather_rows(self._trainer.accelerator, {"logp": own, "ref_logp": other, "mask": mask})
-        return Rollout(**tensors)
+        local: dict[str, Tensor | None] = {"logp": own, "ref_logp": other, "mask": mask, "group": self.groups(batch)}
+        return Rollout(**gather_rows(self._trainer.accelerator, local)[0])
 
     def _behavior(self, logp: Tensor, batch: Batch) -> Tensor | None:
         """(B, T) log-probs of the sampler; `logp`, the policy's own, if it sampled and the term has weights."""

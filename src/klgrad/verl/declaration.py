@@ -1,24 +1,19 @@
 """The KL that a verl run declares: its settings, their checks, notes on what they mean, and how they reach workers."""
 
 import json
-import socket
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields, replace
-from importlib.metadata import version
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 from ..core.term import KLTerm
-from ..errors import ActivationError, MeaningError, UnknownNameError
+from ..errors import MeaningError, UnknownNameError
 from ..integrations import AdaptiveCoefficient, Facts, Objective, choice_field, refuse_if
-from ..support import Json
 
 # The settings under `klgrad` in verl's configuration: those of every objective, and those that only verl has.
 
 NODE = "klgrad"
 """The name of the node in verl's configuration, and of the one inside `actor_rollout_ref`, all that its workers get."""
-
-VERSION = version("klgrad")
 
 PREFIX = "klgrad_"
 """Before the name of the mode of verl's that a trainer of klgrad's is based on."""
@@ -150,18 +145,11 @@ def check(config: Config, objective: VerlObjective) -> None:
             "estimator=exact",
             "write estimator=k1: verl's reference returns the log-prob of the sampled token, not of the vocabulary",
         )
-    leaves_one_out = objective.baseline == "leave_one_out"
     refuse_if(
-        leaves_one_out and objective.placement == "loss",
+        objective.baseline == "leave_one_out" and objective.placement == "loss",
         "no baseline with placement=loss",
         "baseline=leave_one_out",
         "write placement=advantage, where the whole group is known; verl's micro-batches divide groups",
-    )
-    refuse_if(
-        leaves_one_out and rollout["n"] < 2,
-        "actor_rollout_ref.rollout.n of 2 or more with baseline=leave_one_out",
-        f"{rollout['n']}",
-        "raise rollout.n, or write baseline=none",
     )
     rejected = _correction(config).get("rollout_rs")
     refuse_if(
@@ -192,16 +180,10 @@ def _check_teacher(config: Config, objective: VerlObjective) -> None:
         "declare the teacher under distillation.teacher_models, as verl documents",
     )
     refuse_if(
-        objective.placement != "loss",
-        f"{NODE}.placement=loss with {NODE}.reference=teacher",
-        objective.placement,
-        "write placement=loss: only workers have the teacher's log-probs",
-    )
-    refuse_if(
-        objective.target is not None,
-        f"a constant β with {NODE}.reference=teacher",
-        f"target={objective.target}",
-        "drop `target`: the driver does not see the KL to the teacher",
+        objective.placement != "loss" or objective.target is not None,
+        f"{NODE}.placement=loss and a constant β with {NODE}.reference=teacher",
+        f"placement={objective.placement}, target={objective.target}",
+        "write placement=loss, and drop `target`: only workers have the teacher's log-probs",
     )
     mode = config["distillation"]["distillation_loss"]["loss_mode"]
     name, why = "distillation.distillation_loss.loss_mode", "klgrad replaces the loss; the mode says what it can read"
@@ -351,25 +333,6 @@ class CheckedConfig:
                 "run verl.trainer.main_ppo with one of these modes, or remove the settings",
             )
         vars(trainer)["config"] = config
-
-
-# What the driver sends to the workers.
-
-
-def to_worker_node(declaration: VerlObjective) -> Json:
-    settings = asdict(declaration)
-    return {"version": VERSION, "task_rewards": settings.pop("task_rewards"), "settings": settings}
-
-
-def from_worker_node(node: Config) -> VerlObjective:
-    """The inverse of `to_worker_node`, in a worker, which must have the driver's version of klgrad."""
-    if node["version"] != VERSION:
-        raise ActivationError(
-            f"klgrad {node['version']}, the driver's version, on every node",
-            f"{VERSION} on {socket.gethostname()}",
-            "install the driver's version there",
-        )
-    return replace(term_of(node["settings"]), task_rewards=bool(node["task_rewards"]))
 
 
 # β in verl's checkpoints: a file in the folder of each step.

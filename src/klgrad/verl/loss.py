@@ -39,7 +39,7 @@ def rollout_of_step(batch: Mapping[str, Tensor], uid: Sequence[object], *, score
     behavior = batch.get("rollout_log_probs") if scored else None
     return Rollout(
         batch["old_log_probs"],
-        _needed(batch, "ref_log_prob"),
+        batch["ref_log_prob"],
         batch["response_mask"],
         behavior_logp=behavior,
         group=list(map(str, uid)),  # pyright: ignore[reportArgumentType]
@@ -50,18 +50,8 @@ def rollout_of_micro_batch(declaration: VerlObjective, logp: Tensor, ref_logp: T
     """A micro-batch of a worker: the policy that is trained is π, and `sampler` says what sampled."""
     behavior = None
     if declaration.term.weighting is not None:
-        behavior = _needed(batch, SAMPLERS[declaration.sampler])
+        behavior = batch[SAMPLERS[declaration.sampler]]
     return Rollout(logp, ref_logp, batch["response_mask"].to(torch.bool), behavior_logp=behavior)
-
-
-def _needed(batch: Batch, key: str) -> Tensor:
-    if key not in batch.keys():  # noqa: SIM118 (a TensorDict does not support `in`)
-        remedy = {
-            "rollout_log_probs": "set actor_rollout_ref.rollout.calculate_log_probs=True",
-            "ref_log_prob": "train with trainer_mode=klgrad_sync or another of klgrad's, which makes verl score it",
-        }
-        raise RolloutError(f"`{key}` in verl's batch", "none", remedy.get(key, "let verl compute it"))
-    return batch[key]
 
 
 # The KL in the advantages: β times the term's coefficient is subtracted after verl has normalised them.
@@ -202,12 +192,7 @@ class KLLoss:
             return self.declaration.coef
         from verl.utils import tensordict_utils
 
-        beta = tensordict_utils.get(data, BETA)
-        if beta is None:
-            raise RolloutError(
-                f"`{BETA}` in the batch, for an adaptive β", "none", "train with one of klgrad's trainers"
-            )
-        return float(beta)
+        return float(tensordict_utils.get(data, BETA))
 
 
 def top_k_divergence(declaration: VerlObjective, logits: Tensor, data: Batch) -> Tensor:
@@ -248,7 +233,7 @@ def kl_loss(declaration: VerlObjective, actor: Config, model_output: Batch, data
     if declaration.from_teacher:
         ref_logp = no_padding_2_padding(data["teacher_logprobs"], data).squeeze(-1)
     else:
-        ref_logp = tensors.get("ref_log_prob", None)
+        ref_logp = tensors["ref_log_prob"]
     rollout = rollout_of_micro_batch(declaration, logp, ref_logp, tensors)
     result = declaration.term(rollout)
     kl = reduced(result.per_token + token_values(declaration.term, rollout))

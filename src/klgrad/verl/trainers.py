@@ -1,6 +1,7 @@
 """verl's trainers with a declared KL: `klgrad_sync`, `klgrad_colocate_async` and `klgrad_separate_async`."""
 
 import logging
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,14 +30,13 @@ from .declaration import (
     STATE_FILE,
     CheckedConfig,
     Config,
-    from_worker_node,
+    VerlObjective,
     load_beta,
     notes,
     read_declaration,
     save_beta,
     skips_scoring,
     step_folder,
-    to_worker_node,
 )
 from .loss import BETA, KLLoss, check_one_row_per_session, lowered_advantages, rollout_of_step, step_kl, step_metrics
 
@@ -62,7 +62,7 @@ class WithDeclaredKL:
         super().init_model()  # pyright: ignore[reportAttributeAccessIssue]
         if "actor" not in self.role:
             return
-        declaration = from_worker_node(self.config[NODE])
+        declaration = VerlObjective(**self.config[NODE])
         config = self.loss_fn.keywords["config"]
         policy_loss = partial(ppo_loss, config=config) if declaration.from_teacher else self.loss_fn
         self.actor.set_loss_fn(KLLoss(policy_loss, declaration))
@@ -101,7 +101,7 @@ class DeclaredKL(PPOTrainer):
         with open_dict(config):
             # verl compares this name with those of its own modes, and looks up their settings by it.
             config.trainer.v1.trainer_mode = self.base_mode
-            config.actor_rollout_ref[NODE] = to_worker_node(self.declaration)
+            config.actor_rollout_ref[NODE] = asdict(self.declaration)
         super().__init__(config)
         if needs_reference:
             self.use_reference_policy = True
