@@ -406,11 +406,7 @@ def of_bfloat16(logp, ref_logp, mask):
     return of_mask(0.5 * (logp.bfloat16() - ref_logp.bfloat16()).double() ** 2, mask).sum(-1).mean()
 
 
-def not_detached(logp, ref_logp, mask):
-    return (of_mask(logp - ref_logp, mask).sum(-1) * of_mask(logp, mask).sum(-1)).mean()
-
-
-@pytest.mark.parametrize("loss", [weighed, of_the_mean, of_bfloat16, not_detached])
+@pytest.mark.parametrize("loss", [weighed, of_the_mean, of_bfloat16])
 def test_what_is_not_taken_apart_is_not_told_as_a_divergence(loss):
     result = audit(loss)
     a = result.anatomy
@@ -524,3 +520,19 @@ def test_the_unit_beside_a_spread(unit, of):
     a = audit(loss).anatomy
     assert a.proved
     assert (a.unit.name, a.baseline.spread) == (unit, "batch")
+
+
+def test_a_reward_that_is_not_detached_is_an_entropy_bonus_of_whole_completions():
+    def loss(logp, ref_logp, mask):
+        return (of_mask(logp - ref_logp, mask).sum(-1) * of_mask(logp, mask).sum(-1)).mean()
+
+    parts = audit(loss).anatomy
+    assert (parts.shares, parts.horizon.kind) == ({"reverse-kl": 1.0}, "all")
+    assert (parts.entropy, parts.entropy_of_whole, parts.constant) == ((1.0, 0.0), True, 0.0)
+    assert parts.proved
+
+
+def test_the_same_without_a_reference_is_that_bonus_alone():
+    parts = audit(lambda logp, mask: (of_mask(logp, mask).sum(-1) ** 2).mean()).anatomy
+    assert (parts.is_nothing, parts.entropy, parts.unit.name) == (True, (2.0, 0.0), "sum")
+    assert parts.proved

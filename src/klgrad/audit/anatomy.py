@@ -218,13 +218,15 @@ class PartReader:
             self.start = self.read(self.base)
             self.moves.clear()
 
-    def read_entropy(self) -> tuple[float, float]:
-        """The weights of the log-prob itself: of that of the sampled token, and of those of the entries."""
+    def read_entropy(self) -> tuple[tuple[float, float], bool]:
+        """The weights of the log-prob itself, sampled and of the entries; and whether it is that of the completion."""
         moved, start = self.read(self.base.with_entries("logp", {PLACE: DEPTH + STEP})), self.start
-        sampled = float((moved.score - start.score)[PLACE] / self.shares()[0, 0]) / STEP
+        change = (moved.score - start.score)[PLACE[0], :TOKENS] / self.shares()[0, 0] / STEP
         full = float(start.full[PLACE] / self.shares()[0, 0]) / ODDS
         short = lambda x: 0.0 if abs(x) <= self.same else round_short(x, 10 * self.same)
-        return short(sampled), short(full)
+        sampled = short(float(change[PLACE[1]]))
+        is_alike = bool((change - sampled).abs().max() <= 10 * self.same * abs(sampled))
+        return (sampled, short(full)), sampled != 0 and is_alike
 
     def counts_cut_off(self, others: Derivatives) -> bool:
         """Whether a completion that fills its row has a gradient, if others have one."""
@@ -261,9 +263,10 @@ def read_anatomy(subject: Subject, advantages: Advantages = "zero") -> Anatomy:
         return _read_spread(reader, empty)
     own = read_curve(lambda x: reader.along(x, PLACE[1]), reader.same)
     full = _read_full(reader)
-    entropy = reader.read_entropy()
-    constant = round_short(float(start.score[PLACE]) - entropy[0] * DEPTH, reader.same)
-    if abs(constant) <= reader.same * max(1.0, abs(entropy[0] * DEPTH)):
+    entropy, is_of_whole = reader.read_entropy()
+    bonus = entropy[0] * DEPTH * (TOKENS if is_of_whole else 1)
+    constant = round_short(float(start.score[PLACE]) - bonus, reader.same)
+    if abs(constant) <= reader.same * max(1.0, abs(bonus)):
         constant = 0.0
     # A log-ratio near STEP to which the coefficient responds: inside a dead zone the last token has none either.
     responds = own.points[0][(own.points[1] != 0) & (own.points[0] != 0)]
@@ -278,6 +281,7 @@ def read_anatomy(subject: Subject, advantages: Advantages = "zero") -> Anatomy:
         unit=reader.unit,
         constant=constant,
         entropy=entropy,
+        entropy_of_whole=is_of_whole,
         late=reader.late,
         anchor=reader.anchor,
         ends=bool(last != 0) or own.is_zero,

@@ -254,6 +254,7 @@ class Anatomy:
         constant: the coefficient at ref.
         entropy: weight of the log-prob itself in the coefficient of the score, and in that of an entry of the logits:
             that of an entropy bonus.
+        entropy_of_whole: whether it is the log-prob of the whole completion that stands in the coefficient.
         late: by how many tokens the reference is late; 0 where it is in its place.
         anchor: `ref`, or `sampler` where the log-probs of the sampler are in the place of ref.
         ends: whether the last token of a completion has a coefficient.
@@ -281,6 +282,7 @@ class Anatomy:
     baseline: Baseline = Baseline()
     constant: float = 0.0
     entropy: tuple[float, float] = (0.0, 0.0)
+    entropy_of_whole: bool = False
     late: int = 0
     anchor: str = "ref"
     ends: bool = True
@@ -395,7 +397,9 @@ class Anatomy:
         score = credit - (credit - difference) * weights if samples.on_others else outer * difference
         score = score + (path + constant) * weights
         if self.entropy[0]:
-            score = score + self.entropy[0] * torch.where(mask, inputs.logp, 0.0) * weights
+            logp = torch.where(mask, inputs.logp, 0.0)
+            logp = logp.sum(-1, keepdim=True) if self.entropy_of_whole else logp
+            score = score + self.entropy[0] * logp * weights
         if bound is not None and bound.kind == "ppo":
             low, high, dual = bound.low or 0.0, bound.high or math.inf, bound.dual or math.inf
             is_cut = ((score < 0) & (weights > high)) | ((score > 0) & ((weights < low) | (weights > dual)))

@@ -501,7 +501,8 @@ def _coefficient(a: Anatomy) -> str:
         return "none: the gradient is Σ_t ∇D_t, with D_t summed over the vocabulary"
     text, (bonus, of_entries) = formula(a), a.entropy
     if bonus:
-        return f"{text} {'-' if bonus < 0 else '+'} {abs(bonus):.4g} log π_t"
+        logp = "Σ_s log π_s" if a.entropy_of_whole else "log π_t"
+        return f"{text} {'-' if bonus < 0 else '+'} {abs(bonus):.4g} {logp}"
     if of_entries:
         return f"{text} {'+' if of_entries < 0 else '-'} {_times(abs(of_entries), '∇entropy_t')}"
     return f"{text}, the derivative of {ESTIMATORS[text]}" if text in ESTIMATORS else text
@@ -605,7 +606,8 @@ def remarks(a: Anatomy) -> list[str]:
             texts.append(f"a constant of {a.constant:g} on every score")
         if any(a.entropy):
             bonus = sum(a.entropy)
-            texts.append(f"an entropy {'bonus' if bonus > 0 else 'penalty'} of {abs(bonus):g}")
+            whole = " over whole completions" if a.entropy_of_whole else ""
+            texts.append(f"an entropy {'bonus' if bonus > 0 else 'penalty'} of {abs(bonus):g}{whole}")
         texts += [] if a.ends else ["the last token of a completion has no gradient"]
         texts += [] if a.cut_off else ["completions that fill the batch's width have no gradient"]
     return [*texts, "masked positions have a gradient"] if a.leaks else texts
