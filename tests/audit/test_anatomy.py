@@ -4,15 +4,15 @@ from itertools import product
 
 import pytest
 import torch
-from torch.nn.functional import relu, softplus
+from torch.nn.functional import kl_div, relu, softplus
 
 from klgrad import ImportanceWeighting, KLTerm, Truncate
 from klgrad.audit import audit, catalogue
 from klgrad.audit.anatomy import Bound, read_anatomy
 from klgrad.audit.probes import read_curve
-from klgrad.audit.sentences import cells, divergence, formula, report, summary
+from klgrad.audit.sentences import cells, divergence, formula, part_values, report, summary
 from klgrad.audit.subject import as_subject
-from klgrad.core.divergences import REVERSE_KL, alpha, huber
+from klgrad.core.divergences import REVERSE_KL, alpha, huber, jensen_shannon
 from klgrad.testing import assert_descends
 
 TERMS = {
@@ -398,11 +398,6 @@ def weighed(logp, ref_logp, mask):
     return token_mean(logp.exp() * (logp - ref_logp), mask)
 
 
-def at_a_temperature(logits, ref_logits, mask):
-    p, q = ((z / 2).log_softmax(-1) for z in (logits, ref_logits))
-    return token_mean((q.exp() * (q - p)).sum(-1), mask)
-
-
 def of_the_mean(logp, ref_logp, mask):
     return k3_of(completion_mean(logp - ref_logp, mask)).mean()
 
@@ -415,13 +410,47 @@ def not_detached(logp, ref_logp, mask):
     return (of_mask(logp - ref_logp, mask).sum(-1) * of_mask(logp, mask).sum(-1)).mean()
 
 
-@pytest.mark.parametrize("loss", [weighed, at_a_temperature, of_the_mean, of_bfloat16, not_detached])
+@pytest.mark.parametrize("loss", [weighed, of_the_mean, of_bfloat16, not_detached])
 def test_what_is_not_taken_apart_is_not_told_as_a_divergence(loss):
     result = audit(loss)
     a = result.anatomy
     assert (a.proved_fresh, result.scale) == (False, None)
     assert (result.verdict, result.verdict_off_policy) == ("unknown", "unknown")
     assert dict(report(a))["divergence"].startswith("not known: ")
+
+
+DISTILLED = {
+    "forward KL, KL(ref‖π)": lambda p, q: kl_div(p, q, log_target=True, reduction="none").sum(-1),
+    "reverse KL, KL(π‖ref)": lambda p, q: kl_div(q, p, log_target=True, reduction="none").sum(-1),
+    "Jensen-Shannon divergence": lambda p, q: jensen_shannon().over(p, q),
+}
+
+
+@pytest.mark.parametrize("temperature", [0.5, 2.0, 3.0])
+@pytest.mark.parametrize("name", DISTILLED)
+def test_a_divergence_at_the_temperature_by_which_the_logits_are_divided(name, temperature):
+    def loss(logits, ref_logits, mask):
+        p, q = ((z / temperature).log_softmax(-1) for z in (logits, ref_logits))
+        return token_mean(DISTILLED[name](p, q) * temperature**2, mask)
+
+    a = (result := audit(loss)).anatomy
+    assert a.proved
+    assert max(a.unexplained.values()) <= 1e-9
+    assert a.to_dict()["temperature"] == temperature
+    assert result.scale == pytest.approx(temperature**2 * (0.25 if name.startswith("Jensen") else 1))
+    assert dict(report(a))["divergence"] == f"{name}, at temperature {temperature:g}"
+    assert f"near ref, at temperature {temperature:g}, in this unit" in dict(report(a))["scale"]
+    assert part_values(a)["divergence"].endswith(f" at temperature {temperature:g}")
+    assert (result.verdict, result.verdict_off_policy) == ("unknown", "unknown")
+
+
+def test_unlike_temperatures_are_no_divergence():
+    def loss(logits, ref_logits, mask):
+        p, q = (logits / 2).log_softmax(-1), ref_logits.log_softmax(-1)
+        return token_mean((q.exp() * (q - p)).sum(-1), mask)
+
+    a = audit(loss).anatomy
+    assert (a.proved_fresh, a.temperature) == (False, 1.0)
 
 
 def test_a_loss_that_is_not_proved_may_still_ignore_the_reference():

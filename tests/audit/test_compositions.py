@@ -456,12 +456,12 @@ def test_a_mean_under_the_sampler_that_is_said_to_pull_is_stationary_at_ref_and_
 
 
 MICRO_BATCHES = {
-    "k2-loss": ("no effect, if all have equally many completions", True, True),
-    "k2-loss-length-mean": ("no effect, if all have equally many completions", True, True),
-    "k2-loss-token-mean": ("each divides by its own tokens", False, False),
-    "k1-reward-leave-one-out": ("each must hold whole groups", True, False),
-    "k1-reward-group-std": ("each must hold whole groups", True, False),
-    "k1-token-mean-discounted": ("each has its own baseline", False, False),
+    "k2-loss": ("nothing, if all have equally many completions", True, True),
+    "k2-loss-length-mean": ("nothing, if all have equally many completions", True, True),
+    "k2-loss-token-mean": ("it: each divides by its own tokens", False, False),
+    "k1-reward-leave-one-out": ("nothing, if each holds whole groups", True, False),
+    "k1-reward-group-std": ("nothing, if each holds whole groups", True, False),
+    "k1-token-mean-discounted": ("it: each has its own baseline", False, False),
 }
 """By loss: the sentence, and whether micro-batches of whole groups, and of others, change nothing."""
 
@@ -470,7 +470,9 @@ MICRO_BATCHES = {
 def test_what_is_said_of_micro_batches_is_so(name):
     sentence, by_group, across = MICRO_BATCHES[name]
     subject = catalogue()[name]
-    assert dict(report(audit(subject)))["micro-batches"] == sentence
+    result = audit(subject)
+    assert dict(report(result))["unit"].endswith(f"; micro-batches change {sentence}")
+    assert result.to_dict()["anatomy"]["micro_batches"] is not by_group
     inputs = ProbeInputs.at_random([6, 5, 2, 1, 4, 3, 6, 2], 6, 4)
     whole = evaluate(subject, inputs.batch())[1].logp
     for half, same in (([0, 1, 2, 3], by_group), ([0, 1, 4, 5], across)):

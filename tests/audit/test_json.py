@@ -39,7 +39,7 @@ ANATOMY = {
     "entropy": NUMBER, "proved": bool, "divided_by_spread": bool, "additive": bool, "masked_tokens_leak": bool,
     "unexplained": NUMBER, "past_credit": bool, "mean_over_rows": bool, "anchor": str, "reference_late_by": int,
     "end_token_has_gradient": bool, "cut_off_completions_count": bool, "top_k": (int, type(None)),
-    "deterministic": bool, "depends_also_on": list,
+    "deterministic": bool, "depends_also_on": list, "temperature": NUMBER, "micro_batches": (bool, type(None)),
     "unexplained_by_probe": (dict, list),
 }  # fmt: skip
 HORIZONS = {"none", "all", "discount", "window", "other"}

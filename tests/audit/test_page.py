@@ -14,6 +14,7 @@ from io import StringIO
 from itertools import pairwise
 
 import pytest
+import torch
 from markupsafe import Markup
 from rich.console import Console
 from typer.testing import CliRunner
@@ -21,7 +22,19 @@ from typer.testing import CliRunner
 from klgrad import KLTerm, zoo
 from klgrad.audit import audit, catalogue
 from klgrad.audit.advice import Advice, rows
-from klgrad.audit.page import COEFFICIENT, coefficient_of, to_html
+from klgrad.audit.page import (
+    BETA,
+    COEFFICIENT,
+    GENERATOR,
+    REF,
+    REWARD,
+    coefficient_of,
+    generator_of,
+    optimum_of,
+    slope_of,
+    to_html,
+    why_no_optimum,
+)
 from klgrad.audit.terminal import overview, shown_of
 from klgrad.cli import app
 
@@ -106,6 +119,58 @@ def test_the_curve_is_the_coefficient_per_unit_of_the_scale():
     assert all(y == pytest.approx(x, abs=1e-9) for x, y in exact)
 
 
+def swapped(logp, ref_logp):
+    return (logp - ref_logp).exp() - 1 - (logp - ref_logp)
+
+
+DIVERGENCES = {
+    catalogue()["k2-loss"]: lambda p, ref: p * (p / ref).log() - p + ref,
+    catalogue()["k3-loss"]: lambda p, ref: p - ref - ref * (p / ref).log(),
+    swapped: lambda p, ref: (p - ref) ** 2 / (2 * ref),
+}
+"""By loss, ref f(p/ref) per unit of its scale."""
+
+
+@pytest.mark.parametrize("loss", DIVERGENCES)
+def test_f_is_the_integral_and_the_policy_ends_where_no_logit_gains(loss):
+    a, divergence = audit(loss).anatomy, DIVERGENCES[loss]
+    for parts in (a, replace(a, own=replace(a.own, shares={}))):  # by its name, and between the points that were read
+        tolerance = 1e-4 if parts is a else 0.1  # the points are 1 apart far from ref
+        one = torch.ones((), dtype=torch.float64)
+        for u, f in generator_of(slope_of(parts.curve)):
+            assert f == pytest.approx(float(divergence(u * one, one)), rel=tolerance, abs=tolerance)
+    ref, reward = torch.tensor(REF, dtype=torch.float64), torch.tensor(REWARD, dtype=torch.float64)
+    logits = torch.tensor(optimum_of(slope_of(a.curve)), dtype=torch.float64).log().requires_grad_()
+    p = logits.softmax(-1)
+    (gradient,) = torch.autograd.grad((p * reward - BETA * divergence(p, ref)).sum(), logits)
+    assert float(gradient.abs().max()) <= 1e-9
+
+
+def test_the_policy_ends_beside_the_optimum_of_the_true_kl(audited):
+    card = to_html([audit(catalogue()["k3-loss"])]).partition('<table class="bars">')[2].partition("</table>")[0]
+    weights = [p * math.exp(r / BETA) for p, r in zip(REF, REWARD, strict=True)]
+    true = [f"{w / sum(weights):.2f}" for w in weights]
+    assert re.findall(r'class="ref"><i style="width:[\d.]+%"></i>([\d.]+)', card) == [f"{p:.2f}" for p in REF]
+    assert re.findall(r'class="true"><i style="width:[\d.]+%"></i>([\d.]+)', card) == true
+    assert re.findall(r'class="ends"><i style="width:[\d.]+%"></i>([\d.]+)', card) != true
+    text = to_html(audited[2:3])
+    assert '<table class="bars">' not in text
+    assert "No optimum by f alone: f is not convex." in text
+
+
+def test_why_a_loss_has_no_optimum():
+    def tempered(logits, ref_logits, mask):
+        p, q = ((z / 2).log_softmax(-1) for z in (logits, ref_logits))
+        return ((q.exp() * (q - p)).sum(-1) * mask).sum() / mask.sum()
+
+    def late(logp, ref_logp):
+        return (logp - ref_logp.roll(1, -1)) ** 2 / 2
+
+    losses = (tempered, late, catalogue()["k1-reward-group-std"], catalogue()["k2-loss"])
+    found = [why_no_optimum(audit(loss).anatomy) for loss in losses]
+    assert [why[:12] for why in found] == ["rewards are ", "a token is n", "the pull is ", ""]
+
+
 @pytest.mark.slow
 def test_up_to_six_losses_are_drawn_in_one_figure(audited):
     def lines(results):
@@ -113,11 +178,13 @@ def test_up_to_six_losses_are_drawn_in_one_figure(audited):
         return re.findall(r'class="line line-(\d)" d="(M[^"]{20,})"', part)
 
     drawn = [number for number, _ in lines(audited)]
-    assert drawn == ["1", "2", "3", "4"]  # k1-loss has no curve
+    assert drawn == ["1", "2", "3", "4"] * 2  # k1-loss has no curve; the coefficients, and f(u)
     assert "No curve" in to_html(audited[:1])
     assert lines(audited[:1]) == lines(audited[:2]) == []
     assert lines([*audited, *audited[1:3]]) == []
-    assert dict(lines(audited[1:3]))["1"] == COEFFICIENT.path(coefficient_of(audited[1].anatomy))
+    first, _, f, _ = lines(audited[1:3])
+    assert first[1] == COEFFICIENT.path(coefficient_of(audited[1].anatomy))
+    assert f[1] == GENERATOR.path(generator_of(slope_of(audited[1].anatomy.curve)))
 
 
 def test_text_is_escaped(audited):
@@ -279,6 +346,14 @@ def test_every_name_verdict_and_note_is_there(shown, width):
             # A cell may continue on the next line, beside other cells: so its words are looked for one by one.
             assert all(word in alone for word in column.split()), column
         assert r.name in text
+
+
+@pytest.mark.parametrize("width", [80, 120, 160])
+def test_a_setting_is_not_cut(shown, width):
+    settings = ["trl", "grpo", "loss_type=dapo", "importance_sampling_level=sequence", "use_bias_correction_kl=True"]
+    text = printed(overview([replace(shown[3], name=" ".join(settings)), *shown]), width)
+    assert max(map(len, text.splitlines())) <= width
+    assert all(setting in text for setting in settings)
 
 
 def test_a_tag_stands_beside_its_name(shown):

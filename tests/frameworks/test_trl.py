@@ -2,6 +2,7 @@
 
 import itertools
 import os
+from dataclasses import replace
 
 import pytest
 import torch
@@ -23,12 +24,14 @@ from oracle import mean_gradient_over_groups
 from some import first
 from tolerances import EXACT, SINGLE
 
-from klgrad.audit.probes import from_problem
+from klgrad.audit import audit
+from klgrad.audit.advice import rows
+from klgrad.audit.probes import ProbeInputs, from_problem
 from klgrad.audit.subject import evaluate, expected_gradient
 from klgrad.enumeration import autoregressive, every_group
 from klgrad.frameworks import FRAMEWORKS
 from klgrad.frameworks.trl import distillation, grpo, rloo, subjects
-from klgrad.frameworks.trl_stage import GivenLogProbs, build, completion, in_float64, prompt, with_table
+from klgrad.frameworks.trl_stage import GivenLogProbs, build, completion, in_float64, prompt, saved_model, with_table
 
 pytestmark = [
     pytest.mark.skipif(FRAMEWORKS["trl"].installed is None, reason="trl is not installed"),
@@ -205,6 +208,76 @@ def test_rloo_clips_rewards_before_the_kl():
     loss, clipped_loss = (float(evaluate(s, batch)[0]) for s in (plain, clipped))
     assert abs(loss - clipped_loss) > 0.01
     EXACT.check_vector(expected(clipped, SMALL), expected(plain, SMALL))
+
+
+def halves_of(formula):
+    """The mean of what is computed of the first and the second half of a batch alone."""
+
+    def both(batch):
+        half = len(batch.mask) // 2
+        first, second = (
+            formula(replace(batch, **{name: x[rows] for name, x in vars(batch).items()}))
+            for rows in (slice(half), slice(half, None))
+        )
+        return (first + second) / 2
+
+    return both
+
+
+def in_two(subject):
+    return replace(subject, loss=subject.in_micro_batches)
+
+
+def constant_length(rollout):
+    return (stale_ratio(rollout) * k3(rollout) * rollout.mask).sum() / rollout.mask.numel()
+
+
+IN_MICRO_BATCHES = {
+    "dapo": ("mean over all tokens of the batch; micro-batches change nothing", batch_token_mean),
+    "cispo": ("mean over all tokens of the batch; micro-batches change nothing", batch_token_mean),
+    "vespo": ("mean over all tokens of the batch; micro-batches change nothing", batch_token_mean),
+    "bnpo": (
+        "mean over all tokens of the batch; micro-batches change it: each divides by its own tokens",
+        halves_of(batch_token_mean),
+    ),
+    "dr_grpo": (
+        "summed over the completion and divided by a constant length, averaged over completions; micro-batches change "
+        "nothing",
+        constant_length,
+    ),
+    "grpo": (
+        "mean over each completion's tokens, averaged over completions: tokens of short completions weigh more; "
+        "micro-batches change nothing",
+        completion_token_mean,
+    ),
+}
+"""By type of loss, the unit in words, and the loss in two micro-batches."""
+
+
+@pytest.mark.parametrize("kind", IN_MICRO_BATCHES)
+def test_the_loss_in_micro_batches_is_what_is_said(kind):
+    said, formula = IN_MICRO_BATCHES[kind]
+    subject = grpo(loss_type=kind)
+    result = audit(subject)
+    assert dict(rows(result))["unit"] == said
+    assert result.to_dict()["anatomy"]["micro_batches"] is (kind == "bnpo")
+    batch = ProbeInputs.at_random([5, 6, 2, 1], 8, 2, stale=0.1).batch()  # TRL pads them to 6
+    whole = batch_token_mean if kind == "bnpo" else formula
+    for some, right in ((in_two(subject), formula), (subject, whole)):
+        EXACT.check_vector(evaluate(some, batch)[1].logp, torch.autograd.grad(right(batch), batch.logp)[0])
+
+
+@pytest.mark.parametrize("subject", [rloo(normalize_advantages=True), distillation()], ids=lambda x: x.name)
+def test_micro_batches_change_nothing_in_other_trainers(subject):
+    """RLOO scores all completions before it cuts them up, and distillation divides by the tokens of all of them."""
+    batch = ProbeInputs.at_random([5, 6, 2, 1], 8, 2, stale=0.1).batch()
+    for cut, whole in zip(evaluate(in_two(subject), batch)[1], evaluate(subject, batch)[1], strict=True):
+        EXACT.check_vector(cut, whole)
+
+
+def test_a_model_is_saved_in_silence(capfd):
+    saved_model.__wrapped__()
+    assert capfd.readouterr() == ("", "")
 
 
 def test_the_environment_is_as_before_an_audit(monkeypatch):

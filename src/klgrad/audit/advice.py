@@ -7,7 +7,7 @@ from ..core.importance import ImportanceWeighting, Truncate
 from ..core.term import KLTerm, Remedy, capitalised
 from ..targets import TARGETS, UNCORRECTED, Verdict
 from ..zoo import AFTER_DIVISION, BOUNDED, K2_OR_TOKEN, TOKEN, TOKEN_RATIO
-from .sentences import micro_batches, part_differences, remarks, report, summary
+from .sentences import part_differences, remarks, report, summary
 from .subject import Subject
 
 if TYPE_CHECKING:
@@ -64,9 +64,6 @@ def rows(r: "AuditResult") -> list[tuple[str, str]]:
         where.append("in large batches (it depends on the other completions)")
     does = f": it {r.advice.finding}" if a.proved_fresh else ""
     parts = [("KL(π‖ref)?", f"{', '.join(where)}{does}".replace(" l ", " log π/ref ")), *report(a)]
-    labels = [label for label, _ in parts]
-    if "unit" in labels and r.kind != "framework" and micro_batches(a):  # an audit sees one batch of a framework
-        parts.insert(labels.index("unit") + 1, ("micro-batches", micro_batches(a)))
     also = [("also", text) for text in findings(r)] if a.deterministic else []
     is_sound = is_named and all(remedy.do == IF_STALE for remedy in r.advice.remedies)
     check = f"klgrad audit {r.name} --expect {r.verdict}" + (" (which looks at fresh samples)" if where[1:] else "")

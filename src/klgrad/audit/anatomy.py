@@ -288,6 +288,11 @@ def read_anatomy(subject: Subject, advantages: Advantages = "zero") -> Anatomy:
     parts = _choose_baseline(reader, parts, couples_rows)
     parts = _choose_samples(reader, parts)
     parts = replace(parts, unexplained=_compare(reader, parts))
+    if not parts.proved_fresh and full is not None and subject.temperature == 1:
+        temperature = _read_temperature(reader)
+        tempered = read_anatomy(replace(subject, temperature=temperature), advantages) if temperature != 1 else parts
+        if tempered.proved_fresh:
+            return replace(tempered, temperature=temperature)
     if not parts.proved:
         parts = replace(parts, matters=_find_causes(reader, parts), sees_reference=_sees_reference(reader))
     parts = parts.times(reader.size)
@@ -308,6 +313,17 @@ def _read_full(reader: PartReader) -> Curve | None:
         return reader.above_others(reader.read(rare.with_entries("tilt", entries)).full[:, token], rows)
 
     return read_curve(lambda tilts: reader.over(tilts, read), 10 * reader.same)
+
+
+def _read_temperature(reader: PartReader) -> float:
+    """By what the logits are divided: the coefficient of a rare entry is a power of its probability."""
+    moved = reader.base.with_entries("tilt", {PLACE: STEP})
+    at = lambda odds: replace(moved, odds=odds + 0 * moved.odds, logp=2 * RARE_ODDS + 0 * moved.logp)
+    more, less = (abs(float(reader.read(at(odds)).full[PLACE])) for odds in (RARE_ODDS / 2, RARE_ODDS))
+    if not more or not less:
+        return 1.0
+    power = 1 + math.log(less / more) / (RARE_ODDS / 2)
+    return round_short(1 / power, SINGLE) if power > SINGLE else 1.0
 
 
 def _read_credits(reader: PartReader, own: Curve, full: Curve | None) -> tuple[Credit, ...]:

@@ -1,4 +1,4 @@
-"""Results as one HTML page: an index, and a card with the report and the curve of each loss."""
+"""Results as one HTML page: an index, and a card with the report and the figures of each loss."""
 
 import math
 import re
@@ -14,11 +14,12 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from torch import Tensor
 
+from ..core.divergences import Divergence, optimum
 from . import policy_sentences as policies
 from .advice import is_usual, rows
 from .parts import Anatomy
 from .policy import PolicyResult
-from .probes import GRID
+from .probes import GRID, Curve
 from .procedure import AuditResult
 from .sentences import between
 from .terminal import CAPTION, KIND_TITLES, SHOWN, legend, shown_of
@@ -36,6 +37,7 @@ def environment() -> Environment:
     breakable = lambda text: Markup("<wbr>").join(SEAMS.split(text))
     loaded.filters.update(breakable=breakable, number=lambda x: f"{x:.3g}".replace("-", "−"))
     loaded.globals.update(style=loader.get_source(loaded, "page.css")[0], WIDTH=WIDTH, HEIGHT=HEIGHT, BOX=BOX, zip=zip)
+    loaded.globals.update(BETA=BETA)
     return loaded
 
 
@@ -91,6 +93,7 @@ class Frame:
 
 TICKS = (-30.0, -10.0, -3.0, -1.0, 0.0, 1.0, 3.0, 10.0)
 COEFFICIENT = Frame(TICKS, TICKS, (-30, 12), (-40, 20), "log π/ref of the token", math.asinh, math.asinh)
+GENERATOR = Frame((0, 1, 2, 3, 4), (-1, 0, 1, 2, 3), (0, 4), (-1, 3), "u = π/ref of the token")
 REACH = 2.5
 """The largest |log r| of the figure of a policy loss."""
 
@@ -116,34 +119,81 @@ class Plot(NamedTuple):
     label: str = ""
 
 
+def slope_of(curve: Curve) -> Callable[[Tensor], Tensor]:
+    """A coefficient by log π/ref, per unit of its scale; between the points that were read if it has no name."""
+    at, values = curve.points
+    scale = curve.scale if 0 < curve.scale < math.inf else 1.0
+
+    def between(x: Tensor) -> Tensor:
+        right = torch.searchsorted(at, x.contiguous()).clamp(1, len(at) - 1)
+        share = ((x - at[right - 1]) / (at[right] - at[right - 1])).clamp(0, 1)
+        return values[right - 1].lerp(values[right], share) / scale
+
+    return (lambda x: curve(x) / scale) if curve.shares else between
+
+
 def coefficient_of(a: Anatomy) -> Points:
     """The coefficient by log π/ref, of sampled tokens or of entries of the vocabulary, per unit of the scale."""
-    curve = a.own if not a.own.is_zero else a.full
-    if curve is None or curve.is_zero:
-        return []
-    at, values = curve.points
+    curve, at = a.curve, GRID
     if curve.shares:  # drawn at both sides of each edge, so that a clamp is the step that it is
         edges = [edge + side for edge in (curve.low, curve.high) if edge is not None for side in (-1e-9, 1e-9)]
         at = torch.cat([GRID, torch.tensor(edges, dtype=torch.float64)]).sort().values
-        values = curve(at)
-    return _points(at, values / (curve.scale if 0 < curve.scale < math.inf else 1.0))
+    return [] if curve.is_zero else _points(at, slope_of(curve)(at))
+
+
+def generator_of(slope: Callable[[Tensor], Tensor]) -> Points:
+    """The generator f(u) by u = π/ref: the integral of the coefficient at log u from u = 1."""
+    log_u = torch.linspace(-4.6, 1.4, 601, dtype=torch.float64)
+    middle = (log_u[1:] + log_u[:-1]) / 2  # a slope may jump at 0
+    f = torch.cat([torch.zeros(1), (slope(middle) * log_u.exp().diff()).cumsum(0)])
+    return _points(log_u.exp()[::5], (f - f[460])[::5])
 
 
 def _points(x: Tensor, y: Tensor) -> Points:
     return list(zip(x.tolist(), y.tolist(), strict=True))
 
 
-def plot_of(r: AuditResult) -> Plot | None:
-    """The coefficient of a loss beside that of the reverse KL, with its dead zones."""
+REF, REWARD, BETA = (0.4, 0.3, 0.15, 0.1, 0.05), (0.0, 0.25, 0.5, 0.75, 1.0), 0.3
+"""The example whose optimum is shown: five outcomes of one token, the likeliest with the least reward."""
+
+
+def optimum_of(slope: Callable[[Tensor], Tensor]) -> list[float]:
+    """The probabilities of the example's outcomes at the optimum of E[r] - β D_f."""
+    ref, reward = torch.tensor(REF, dtype=torch.float64), torch.tensor(REWARD, dtype=torch.float64)
+    return optimum(Divergence("", slope, slope, ""), ref.log(), reward, BETA).exp().tolist()
+
+
+def why_no_optimum(a: Anatomy) -> str:
+    """Why a loss has no optimum by its f alone; empty if it has one."""
+    reasons = {
+        "the parts are not proved": not a.proved_fresh,
+        "the pull is divided by a spread": a.baseline.spread != "none",
+        "a token is not compared with itself in ref": a.anchor != "ref" or a.late != 0,
+        "rewards are those of the policy at temperature 1": a.temperature != 1,
+        "f is not convex": not a.curve.convex,
+    }
+    return next((reason for reason, holds in reasons.items() if holds), "")
+
+
+def plots_of(r: AuditResult) -> list[Plot]:
+    """The coefficient of a loss with its dead zones, and its f(u), beside those of the reverse KL."""
     points = coefficient_of(r.anatomy)
     if not points:
-        return None
+        return []
     low, high = COEFFICIENT.x_range
     dead = [zone for zone in ((low, r.dead_below or low), (r.dead_above or high, high)) if zone[0] < zone[1]]
     is_dead = r.dead_below is not None or r.dead_above is not None
     label = f"a gradient only where {between(r.dead_below, r.dead_above, 'log π/ref')}" if is_dead else ""
-    curves = [("the reverse KL", "sound", _points(GRID, GRID)), ("this loss", "line", points)]
-    return Plot("Coefficient of a token, divided by the scale", COEFFICIENT, curves, dead, label)
+    beside = lambda usual, own: [("the reverse KL", "sound", usual), ("this loss", "line", own)]
+    f = beside(generator_of(lambda x: x), generator_of(slope_of(r.anatomy.curve)))
+    return [
+        Plot(TITLES[0], COEFFICIENT, beside(_points(GRID, GRID), points), dead, label),
+        Plot(TITLES[1], GENERATOR, f),
+    ]
+
+
+TITLES = ("Coefficient of a token, divided by the scale", "f(u), whose slope that is")
+"""The headings of the figures of a KL loss."""
 
 
 def plot_of_policy(r: PolicyResult) -> Plot | None:
@@ -160,13 +210,14 @@ COMPARED = 6
 """At most as many losses are drawn in one figure."""
 
 
-def comparison_of(results: Sequence[AuditResult]) -> Plot | None:
-    """The coefficients of two to six losses in one figure."""
-    drawn = [(r.name, points) for r in results if (points := coefficient_of(r.anatomy))]
+def comparison_of(results: Sequence[AuditResult]) -> list[Plot]:
+    """The coefficients of two to six losses in one figure, and their f(u) in another."""
+    drawn = [r for r in results if not r.anatomy.curve.is_zero]
     if not 2 <= len(drawn) <= len(results) <= COMPARED:
-        return None
-    curves = [(name, f"line line-{i}", points) for i, (name, points) in enumerate(drawn, 1)]
-    return Plot("Coefficient of a token, divided by the scale", COEFFICIENT, curves)
+        return []
+    named = lambda points_of: [(r.name, f"line line-{i}", points_of(r.anatomy)) for i, r in enumerate(drawn, 1)]
+    f_of = lambda a: generator_of(slope_of(a.curve))
+    return [Plot(TITLES[0], COEFFICIENT, named(coefficient_of)), Plot(TITLES[1], GENERATOR, named(f_of))]
 
 
 # The cards and the whole page.
@@ -185,7 +236,9 @@ class Card(NamedTuple):
         cells: of its row, the name first.
         about: lines about it.
         rows: its report.
-        plot: its figure, or None.
+        plots: its figures.
+        bars: where the policy ends in the example: a reward, and its probability in ref, with the reverse KL and here.
+        no_bars: why there are none.
         legend: what the symbols mean.
     """
 
@@ -195,18 +248,24 @@ class Card(NamedTuple):
     cells: tuple[str, ...]
     about: list[str]
     rows: list[tuple[str, str]]
-    plot: Plot | None
+    plots: list[Plot]
+    bars: list[tuple[float, ...]]
+    no_bars: str
     legend: str
 
 
 def card_of(r: AuditResult, summary: str = "", tag: str = "") -> Card:
     """The card of a KL loss."""
-    group = r.framework or KIND_TITLES[r.kind]
-    return Card(STATUS[is_usual(r)], group, tag, shown_of(r), [summary], rows(r), plot_of(r), legend(r))
+    group, plots = r.framework or KIND_TITLES[r.kind], plots_of(r)
+    why = why_no_optimum(r.anatomy) if plots else ""
+    known = [REWARD, REF, optimum_of(lambda x: x), optimum_of(slope_of(r.anatomy.curve))] if plots and not why else []
+    bars = list(zip(*known, strict=True))
+    return Card(STATUS[is_usual(r)], group, tag, shown_of(r), [summary], rows(r), plots, bars, why, legend(r))
 
 
 def card_of_policy(r: PolicyResult) -> Card:
     """The card of a whole policy loss."""
+    plot = plot_of_policy(r)
     return Card(
         "yes" if r.policy.proved else "unknown",
         "Policy losses",
@@ -214,7 +273,9 @@ def card_of_policy(r: PolicyResult) -> Card:
         policies.cells_of(r),
         policies.about(r),
         policies.report(r),
-        plot_of_policy(r),
+        [plot] if plot else [],
+        [],
+        "",
         "",
     )
 
@@ -245,7 +306,7 @@ def to_html(
 def policies_to_html(results: Sequence[PolicyResult], not_audited: Mapping[str, str] | None = None) -> str:
     """Render one page of whole policy losses; see `to_html`."""
     cards = [card_of_policy(r) for r in results]
-    return _rendered(cards, policies.COLUMNS, "policy losses", policies.CAPTION, not_audited, None)
+    return _rendered(cards, policies.COLUMNS, "policy losses", policies.CAPTION, not_audited, [])
 
 
 def _rendered(
@@ -254,7 +315,7 @@ def _rendered(
     kind: str,
     caption: str,
     not_audited: Mapping[str, str] | None,
-    comparison: Plot | None,
+    comparison: list[Plot],
 ) -> str:
     slug = lambda name: re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:60]
     anchored = [(f"loss-{i}-{slug(card.cells[0])}", card) for i, card in enumerate(cards, 1)]

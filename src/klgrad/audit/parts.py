@@ -53,6 +53,19 @@ class Unit:
         return torch.ones_like(lengths) / rows
 
 
+@dataclass(frozen=True)
+class MicroBatches:
+    """What becomes of the gradient if a batch is cut into micro-batches.
+
+    Attributes:
+        change: whether it becomes another one; None if that is not known.
+        why: why it does, or on which condition it does not.
+    """
+
+    change: bool | None = None
+    why: str = ""
+
+
 UNITS = tuple(Unit(name, rows) for name in ("sum", "completion-mean", "fixed-length") for rows in (True, False))
 UNITS += (Unit("token-mean"),)
 
@@ -234,6 +247,8 @@ class Anatomy:
         own: the coefficient of a token's score as a function of its own log-ratio.
         level: `token`, or `completion` where it is a function of the completion's summed log-ratio.
         full: the coefficient of an entry of the logits as a function of its log-ratio, or None.
+        temperature: by which the logits of both policies are divided. The parts, and the gradient that is compared,
+            are those of the policies at this temperature.
         credits: what stands on the scores of other tokens.
         unit, samples, baseline: as their classes say.
         constant: the coefficient at ref.
@@ -250,6 +265,7 @@ class Anatomy:
         deterministic, finite: whether the same inputs give the same finite numbers.
         finite_at_ref: whether they are finite where all log-ratios are equal, as a spread of 0 is divided by there.
         unexplained: by probe, the share of the coefficients that the formula does not have.
+        micro_batches: what becomes of the gradient in micro-batches.
         matters: what the coefficient of a token depends on beside the parts, where these are not the loss.
         problems: on how many enumerated problems it was compared with the loss.
         allowed: the share that rounding may leave.
@@ -258,6 +274,7 @@ class Anatomy:
     own: Curve
     level: str = "token"
     full: Curve | None = None
+    temperature: float = 1.0
     credits: tuple[Credit, ...] = ()
     unit: Unit = UNITS[0]
     samples: Samples = Samples()
@@ -277,6 +294,7 @@ class Anatomy:
     finite_at_ref: bool = True
     unexplained: dict[str, float] = field(default_factory=dict)
     problems: int = 0
+    micro_batches: MicroBatches = MicroBatches()
     matters: tuple[str, ...] = ()
     allowed: float = EXACT
 
@@ -556,10 +574,12 @@ class Anatomy:
             },
             "unit": self.unit.name,
             "mean_over_rows": self.unit.rows,
+            "micro_batches": self.micro_batches.change,
             "baseline": self.baseline.name,
             "divided_by_spread": self.baseline.spread != "none" and not self.baseline.signed,
             "constant": self.constant,
             "entropy": sum(self.entropy),
+            "temperature": self.temperature,
             "additive": self.level == "token" and self.baseline.spread == "none",
             "anchor": self.anchor,
             "reference_late_by": self.late,

@@ -76,6 +76,11 @@ class Batch:
         """(B, T) KL(ref‖π) of the next token."""
         return self.divergence(FORWARD_KL)
 
+    def with_logits_times(self, factor: float) -> "Batch":
+        """The same batch with all logits multiplied by a factor."""
+        names = ("logits", "ref_logits", "behavior_logits") if factor != 1 else ()
+        return replace(self, **{name: getattr(self, name) * factor for name in names})
+
     def divergence(self, generator: Divergence) -> Tensor:
         """(B, T) a divergence over the vocabulary."""
         return generator.over(self.logits.log_softmax(-1), self.ref_logits.log_softmax(-1))

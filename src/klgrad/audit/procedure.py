@@ -16,8 +16,9 @@ from ..targets import TARGETS, TargetName, Verdict, signed
 from .advice import Advice, advise
 from .anatomy import read_anatomy, rescale
 from .call import Settings
-from .parts import Anatomy
-from .probes import Advantages, Batch, ProbeInputs, from_problem
+from .parts import Anatomy, MicroBatches
+from .probes import WIDTH, Advantages, Batch, ProbeInputs, from_problem
+from .sentences import in_micro_batches
 from .subject import (
     Kind,
     Parts,
@@ -162,6 +163,7 @@ def audit(
     """
     subject = as_subject(loss, name, settings)
     anatomy = enumerate_gradients(subject, read_anatomy(subject, advantages), advantages)
+    anatomy = replace(anatomy, micro_batches=probe_micro_batches(subject, anatomy))
     fresh, stale = fresh_name(anatomy), stale_name(anatomy)
     wrong_from, finite = probe_float32(subject)
     of_others = subject.kind == "framework"  # the batches that this package makes for their code have no such masks
@@ -313,6 +315,7 @@ def enumerate_gradients(subject: Subject, parts: Anatomy, advantages: Advantages
     """The parts with the difference between formula and loss, each summed over every outcome of small problems."""
     if parts.late:  # at the first token a late ref has no coefficient of its own, and these completions are short
         return parts
+    subject = replace(subject, temperature=parts.temperature)
     unexplained, problems = dict(parts.unexplained), 0
     for on_policy, samples in ((True, "fresh"), (False, "stale")):
         gap, cases = 0.0, proof_cases(on_policy, few=subject.kind == "framework")
@@ -381,7 +384,7 @@ def _holds(a: Anatomy, verdict: Verdict) -> Holds | None:
 
 def fresh_name(a: Anatomy) -> Verdict:
     """With samples from π."""
-    if not a.proved_fresh or any(a.entropy) or a.is_misplaced:
+    if not a.proved_fresh or any(a.entropy) or a.is_misplaced or a.temperature != 1:
         return "unknown"
     if a.is_nothing or a.anchor == "sampler":  # at the sampler every log-ratio is 0
         return "unknown" if a.constant and a.unit.name == "completion-mean" else "nothing"
@@ -441,7 +444,8 @@ def _drifts(a: Anatomy) -> bool:
 
 def stale_name(a: Anatomy) -> Verdict:
     """With samples from another policy."""
-    if not a.proved or any(a.entropy) or a.is_misplaced or a.unit.name in ("completion-mean", "other"):
+    is_named = a.proved and not any(a.entropy) and not a.is_misplaced and a.temperature == 1
+    if not is_named or a.unit.name in ("completion-mean", "other"):
         return "unknown"
     ratio, bound = a.samples.ratio, a.samples.bound
     if a.anchor == "sampler":
@@ -542,7 +546,7 @@ def probe_batch(moved: Tensor, dtype: torch.dtype = torch.float64) -> Batch:
     return Batch(**cast).fresh()
 
 
-# Single batches that ask one question each, about masks.
+# Single batches that ask one question each, about masks and micro-batches.
 
 SAME = 1e-5
 """Relative difference of derivatives that are the same, also for a loss that casts to float32."""
@@ -583,6 +587,20 @@ def is_finite_if_empty(subject: Subject) -> bool:
     except LossCallError:
         return False
     return all_finite((loss, *parts))
+
+
+def probe_micro_batches(subject: Subject, parts: Anatomy) -> MicroBatches:
+    """What becomes of the gradient in two micro-batches of whole groups.
+
+    A framework's own way is measured. Other losses are called on each micro-batch, and their parts tell.
+    """
+    by_parts = in_micro_batches(parts)
+    if subject.in_micro_batches is None:
+        return MicroBatches() if subject.kind == "framework" else by_parts
+    batch = ProbeInputs.at_random([9, 7, 9, 8, 3, 5, 2, 4], WIDTH, stale=1.0, seed=18).batch()
+    halves = replace(subject, loss=subject.in_micro_batches)
+    change = not _same_at(batch.mask, evaluate(subject, batch)[1], evaluate(halves, batch)[1])
+    return MicroBatches(change, by_parts.why if change and by_parts.change else "")
 
 
 def _masked_at(*positions: tuple[int, int]) -> Batch:

@@ -9,7 +9,7 @@ import torch
 from ..core.divergences import huber, named
 from ..errors import MeaningError, UnknownNameError
 from .anatomy import VOCABULARY
-from .parts import Anatomy, Baseline, Bound, Credit, Unit
+from .parts import Anatomy, Baseline, Bound, Credit, MicroBatches, Unit
 from .probes import ESTIMATES, REACH, TOKENS, Curve
 
 NAMES = {
@@ -32,7 +32,7 @@ def report(a: Anatomy) -> list[tuple[str, str]]:
     rows = [("divergence", divergence(a)), ("proved", proof(a))]
     if not a.proved_fresh:
         return rows
-    parts = [("unit", unit(a.unit)), ("baseline", baseline(a))]
+    parts = [("unit", unit(a.unit, a.micro_batches)), ("baseline", baseline(a))]
     if a.late:
         return [rows[0], ("samples", samples(a)), *parts, rows[1]]
     parts = [("samples", samples(a)), ("stale samples", stale(a)), *parts]
@@ -110,6 +110,7 @@ def divergence(a: Anatomy, *, brief: bool = False) -> str:
         text = "a divergence of its own" if a.curve.convex else "a divergence of its own (not convex)"
     text += _edges(a) + (", of whole completions" if a.level == "completion" else "")
     text += f", on {a.top_k} of {VOCABULARY} entries" if a.top_k is not None else ""
+    text += f", at temperature {a.temperature:g}" if a.temperature != 1 else ""
     if a.anchor == "sampler":
         text = text.replace("ref", "μ") + " to the sampler: the old log-probs are in the place of ref"
     if a.late:
@@ -412,31 +413,37 @@ def _integral(name: str, argument: str) -> str:
 # Unit, baseline and scale.
 
 
-def unit(u: Unit) -> str:
-    """What a loss divides by."""
+def unit(u: Unit, split: MicroBatches | None = None) -> str:
+    """What a loss divides by, and whether micro-batches change it, if that is known."""
     over = "averaged over completions" if u.rows else "summed over completions"
-    return {
+    length = "a constant length" if split and split.change is False else "the padded width, or a fixed length"
+    text = {
         "sum": f"summed over the completion, {over}",
         "completion-mean": f"mean over each completion's tokens, {over}: tokens of short completions weigh more",
         "token-mean": "mean over all tokens of the batch",
-        "fixed-length": f"summed over the completion and divided by a fixed length or the padded width, {over}",
+        "fixed-length": f"summed over the completion and divided by {length}, {over}",
     }.get(u.name, "none of sum, mean per completion, mean over tokens and fixed length")
+    if split is None or split.change is None:
+        return text
+    return f"{text}; micro-batches change {'it' if split.change else 'nothing'}{split.why}"
 
 
-def micro_batches(a: Anatomy) -> str:
-    """What becomes of the unit and the baseline if a batch is cut up."""
-    u, b, texts = a.unit, a.baseline, []
-    if u.name == "token-mean":
-        texts.append("each divides by its own tokens")
-    if u.name == "fixed-length":
-        texts.append("each divides by its own width, unless all are padded alike")
-    if b.name in ("batch-mean", "return-mean", "token-mean") or b.spread == "batch":
-        texts.append("each has its own baseline")
-    elif b.name in ("group-mean", "leave-one-out") or b.spread == "group":
-        texts.append("each must hold whole groups")
-    if not texts and u.rows and u.name in ("sum", "completion-mean"):
-        texts.append("no effect, if all have equally many completions")
-    return "; ".join(texts)
+def in_micro_batches(a: Anatomy) -> MicroBatches:
+    """What the parts say of the mean over micro-batches of a loss that is called on each."""
+    u, b = a.unit, a.baseline
+    reasons = {
+        "each divides by its own tokens": u.name == "token-mean",
+        "each divides by its own width, unless all are padded alike": u.name == "fixed-length",
+        "each has its own baseline": b.name in ("batch-mean", "return-mean", "token-mean") or b.spread == "batch",
+    }
+    if a.proved_fresh and any(reasons.values()):
+        return MicroBatches(True, ": " + "; ".join(reason for reason, holds in reasons.items() if holds))
+    if not a.proved_fresh or not u.rows or "other" in (u.name, b.name):
+        return MicroBatches()
+    in_groups = b.name in ("group-mean", "leave-one-out") or b.spread == "group"
+    return MicroBatches(
+        False, f", if {'each holds whole groups' if in_groups else 'all have equally many completions'}"
+    )
 
 
 def baseline(a: Anatomy) -> str:
@@ -471,13 +478,14 @@ def scale(a: Anatomy) -> str:
         same = f"so that β differs from {where} to {where}: alone, a small KL pulls as hard as a large one"
         return f"none that is fixed: the pull is divided by {divisor}, {same}"
     at = "ref" if a.anchor == "ref" else "μ"
+    tempered = "" if a.temperature == 1 else f", at temperature {a.temperature:g}"
     if math.isinf(a.scale):
         return f"infinite: the pull jumps at {at}, and is as strong beside it as far away"
     if not a.scale:
         return f"0: there is no pull near {at}"
     among = {"group-mean": "group", "batch-mean": "batch"}.get(a.baseline.name)
     of_n = f", times 1 - 1/n, with n completions in a {among}" if among else ""
-    return f"{a.scale:.4g} x the pull of KL(π‖{at}) near {at}, in this unit{of_n}"
+    return f"{a.scale:.4g} x the pull of KL(π‖{at}) near {at}{tempered}, in this unit{of_n}"
 
 
 # The formula.
@@ -651,6 +659,7 @@ def part_values(a: Anatomy) -> dict[str, str]:
         name = huber(high).name if is_huber and high else f"bounded {name}"
     name = f"{name} to the sampler" if a.anchor == "sampler" else name
     name = f"{name}, shifted" if a.late else name
+    name = f"{name} at temperature {a.temperature:g}" if a.temperature != 1 else name
     h, bound = a.horizon, a.samples.bound
     name = f"{name}, on masked tokens too" if a.leaks else name
     return {

@@ -74,6 +74,9 @@ class Subject:
         instead: what to use instead, for the advice; None if unknown or not needed.
         summary: one line about the loss.
         framework: the framework whose code this is; empty for other losses.
+        temperature: by which the logits of a batch are multiplied before the loss sees them: a loss that divides them
+            by it is then one of the policies of the batch.
+        in_micro_batches: the loss of the same batch in two halves, as the framework adds them up; None if not known.
 
     Example:
         >>> from klgrad.audit import catalogue
@@ -88,6 +91,8 @@ class Subject:
     instead: Remedy | None = None
     summary: str = ""
     framework: str = ""
+    temperature: float = 1.0
+    in_micro_batches: Callable[[Batch], object] | None = None
 
     @property
     def place(self) -> tuple[str, int] | None:
@@ -97,7 +102,7 @@ class Subject:
     def __call__(self, batch: Batch) -> Tensor:
         """Evaluate the loss on one batch, as a scalar."""
         with self.named_errors(batch):
-            out = self.loss(batch)
+            out = self.loss(batch.with_logits_times(self.temperature))
         return scalar(self.name, out, batch)
 
     @property

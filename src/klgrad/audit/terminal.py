@@ -23,6 +23,10 @@ NARROW = 110
 """Columns of a terminal below which the cells of a row are below each other."""
 
 
+WHOLE = 40
+"""Characters of a setting or a name that is not broken over lines."""
+
+
 @dataclass(frozen=True)
 class CellTable:
     """A table in which long text continues on the next line: nothing is cut off.
@@ -40,7 +44,8 @@ class CellTable:
         is_wide = options.max_width >= NARROW
         table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
         first, *others = self.columns
-        table.add_column(first, overflow="fold", ratio=4, min_width=24)
+        longest = max((len(word) for name, *_ in self.rows for word in str(name).split()), default=0)
+        table.add_column(first, overflow="fold", ratio=4, min_width=min(max(longest, 24), WHOLE))
         for i, name in enumerate(others if is_wide else [", ".join(others)]):
             table.add_column(name, overflow="fold", ratio=3 if i else 4, no_wrap=name == "scale")
         for name, *texts in self.rows:

@@ -48,6 +48,8 @@ def _refusal(a: Anatomy) -> str:
         return "ref has no effect: it pulls with no β"
     if a.anchor != "ref":
         return "it compares the policy with the sampler and not with ref"
+    if a.temperature != 1:
+        return f"it compares the policies at temperature {a.temperature:g}"
     if not math.isfinite(a.scale):
         return "its pull jumps at ref, as that of total variation does: it has no strength near ref"
     if a.scale == 0:

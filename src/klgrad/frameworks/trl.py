@@ -97,10 +97,12 @@ def declared(**settings: Any) -> Subject:
 def _subject(kind: str, settings: dict[str, object]) -> Subject:
     from .trl_stage import stage_of
 
-    def loss(batch: Batch) -> Tensor:
-        return stage_of(kind, tuple(settings.items())).loss(batch)
+    def loss(batch: Batch, micro_batches: int = 1) -> Tensor:
+        return stage_of(kind, tuple(settings.items())).loss(batch, micro_batches)
 
-    return subject("trl", named(f"trl {kind}", settings), loss)
+    # The exact KLs that a `KLTrainer` is given are those of the whole batch.
+    halves = None if kind == "klgrad" else partial(loss, micro_batches=2)
+    return subject("trl", named(f"trl {kind}", settings), loss, in_micro_batches=halves)
 
 
 # TRL: the whole policy losses of its own `GRPOTrainer` and `RLOOTrainer`, without a KL, as is TRL's default.

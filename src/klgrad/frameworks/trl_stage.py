@@ -201,6 +201,19 @@ def at_leaves(loss: Tensor, leaves: Sequence[Tensor]) -> Tensor:
     return loss.detach() + torch.stack(parts).sum()
 
 
+def accumulated(trainer: Any, scored: dict[str, Any], micro_batches: int) -> Tensor:
+    """The loss of one update, whose scored completions are cut into micro-batches as in the training loop."""
+    from trl.trainer.utils import split_tensor_dict
+
+    with (
+        patch.object(trainer, "current_gradient_accumulation_steps", micro_batches, create=True),
+        patch.object(trainer.args, "steps_per_generation", micro_batches, create=True),
+    ):
+        losses = [trainer.compute_loss(trainer.model, some) for some in split_tensor_dict(scored, micro_batches)]
+    # Where TRL's loss is not divided by the number of micro-batches, the loop of transformers does.
+    return torch.stack(losses).sum() / (1 if trainer.loss_is_scaled_for_ga else micro_batches)
+
+
 @cache
 def saved_model(words: tuple[str, ...] = WORDS) -> str:
     """The folder of a tiny Llama, since TRL loads the reference from disk; it is removed when the program ends."""
@@ -219,7 +232,8 @@ def saved_model(words: tuple[str, ...] = WORDS) -> str:
         eos_token_id=END,
         bos_token_id=None,
     )
-    LlamaForCausalLM(tiny).save_pretrained(folder)
+    with quietly():
+        LlamaForCausalLM(tiny).save_pretrained(folder)
     return folder
 
 
@@ -261,7 +275,7 @@ class DistillationStage:
         self.teacher = with_table(trainer.teacher_model, GivenLogits())
         self.completions: list[list[int]] = []
 
-    def loss(self, batch: Batch) -> Tensor:
+    def loss(self, batch: Batch, micro_batches: int = 1) -> Tensor:
         """Take the completions and compute the loss, by the methods of the trainer."""
         from trl.kernels import chunked_divergence, chunked_logprob
 
@@ -274,7 +288,7 @@ class DistillationStage:
         with one_thread(), with_narrow_tiles(), precision:
             rows = [{"prompt": prompt(row)} for row in range(len(batch.logits))]
             taken = self.trainer._generate_and_score_completions(rows)
-            return at_leaves(self.trainer.compute_loss(self.trainer.model, taken), batch.leaves)
+            return at_leaves(accumulated(self.trainer, taken, micro_batches), batch.leaves)
 
 
 # The KLs over the vocabulary that `KLTrainer` gets for an audit of `kl_estimator="exact"`.
@@ -350,7 +364,7 @@ class Stage:
         self.sampled_logp: list[list[float]] = []
         self.rewards: list[float] = []
 
-    def loss(self, batch: Batch) -> Tensor:
+    def loss(self, batch: Batch, micro_batches: int = 1) -> Tensor:
         """Score the groups of completions and compute the loss, by the methods of the trainer."""
         from trl.kernels import chunked_logprob
 
@@ -364,8 +378,7 @@ class Stage:
             rows = [{"prompt": prompt(row)} for row in range(len(batch.logp))]
             scored = self.trainer._generate_and_score_completions(rows)
             self.policy.logp = batch.logp
-            loss = self.trainer._compute_loss(self.trainer.model, scored)
-            return at_leaves(loss, batch.leaves)
+            return at_leaves(accumulated(self.trainer, scored, micro_batches), batch.leaves)
 
     def _take(self, batch: Batch) -> None:
         rows, columns = batch.logp.shape
