@@ -284,6 +284,13 @@ def test_one_failure_does_not_stop_the_others(file):
     assert failed.stdout == ""
 
 
+def test_progress_is_told_where_there_is_no_bar(monkeypatch):
+    monkeypatch.setattr("klgrad.cli.console.SILENCE", 0.01)
+    result = run("k1-loss", "k2-loss")
+    assert "Auditing k2-loss (2 of 2)" in result.stderr
+    assert "Auditing" not in result.stdout
+
+
 def test_names_that_are_not_known_get_near_ones(file, monkeypatch):
     monkeypatch.chdir(file.parent)
     for name, remedy in {

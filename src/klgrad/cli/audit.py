@@ -26,7 +26,7 @@ from ..errors import (
 from ..frameworks import DEFAULTS, FRAMEWORKS, recorded
 from ..support import ARGUMENTS, Json
 from ..targets import TARGETS, Target
-from .console import beside, completing, deliver, first_lines, stderr, tracked
+from .console import beside, completing, deliver, first_lines, lines, stderr, tracked
 
 if TYPE_CHECKING:
     from ..audit import AuditResult, Subject
@@ -155,8 +155,10 @@ class Failures:
 
         progress = stderr()
         results: list[tuple[S, R]] = []
-        for loss in tracked(losses, "Auditing", progress):
-            with self.collected(loss.name), first_lines(loss.name, progress), imports_for(loss.name):
+        for i, loss in enumerate(tracked(losses, "Auditing", progress), 1):
+            now = f"Auditing {loss.name} ({i} of {len(losses)})"
+            told = lines(progress, lambda now=now: now)
+            with self.collected(loss.name), first_lines(loss.name, progress), told, imports_for(loss.name):
                 results.append((loss, audit(loss)))
         return results
 
