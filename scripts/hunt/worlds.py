@@ -328,7 +328,9 @@ class Measured:
 def measure(recipe: compositions.Recipe, case: Case) -> Measured:
     """Sum the gradient of a loss over all batches of a case."""
     world, x = case.world, case.world.batches(case.members, case.group)
-    torch.autograd.backward(compositions.evaluate(recipe, x).sum())
+    loss = compositions.evaluate(recipe, x).sum()
+    if loss.requires_grad:  # a composition may have no gradient at all
+        torch.autograd.backward(loss)
     on_logp = np.zeros(case.members.shape + world.tokens.shape[1:]) if x.logp.grad is None else x.logp.grad.numpy()
     live = world.mask[case.members]
     each = np.einsum("mrt,mrtp->mrp", np.where(live, on_logp, 0), world.scores[case.members])
