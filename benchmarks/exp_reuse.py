@@ -44,7 +44,6 @@ SETTINGS_OF_SMALL = tuple(setting for setting in SETTINGS if setting[0] != "0.00
 TRL_OF_SMALL = ("trl-reverse",)
 SMALLEST = 32
 SETTINGS_OF_SMALLEST = tuple((rate, schedule) for schedule in ("constant", "cosine") for rate in ("0.0003", "0.0006"))
-TRL_OF_SMALLEST = tuple(setting for setting in SETTINGS_OF_SMALLEST if setting[1] == "constant")
 
 Setting = tuple[str, str]
 
@@ -97,7 +96,7 @@ def small_seeds(given: argparse.Namespace) -> list[Job]:
 
 def small_trl(given: argparse.Namespace) -> list[Job]:
     """TRL's trainer with batches of 32, with all seeds."""
-    order = [(seed, setting, name) for seed in (0, *SEEDS) for setting in TRL_OF_SMALLEST for name in TRL_OF_SMALL]
+    order = [(seed, setting, name) for seed in (0, *SEEDS) for setting in SETTINGS_OF_SMALLEST for name in TRL_OF_SMALL]
     return [_trl_job(given, name, SMALLEST, setting, seed) for seed, setting, name in order]
 
 

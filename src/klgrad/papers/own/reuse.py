@@ -26,10 +26,10 @@ ARMS = {
     "klgrad 1 64": ("1 use, batches of 64", SKY, ":"),
     "klgrad 2 64": ("2 uses, batches of 64", BLUE, ":"),
     "klgrad 1 32": ("1 use, batches of 32", PURPLE, ":"),
-    "trl-reverse 1 64": ("TRL, reverse KL, batches of 64", BLACK, ":"),
+    "trl-reverse 1 32": ("TRL, reverse KL, batches of 32", BLACK, ":"),
 }
 """Label, colour and line of an arm that is drawn: six in a panel; `trl-jsd` is in the tables alone."""
-MANY_UPDATES = ("klgrad 4 256", "klgrad 8 256", "klgrad 1 64", "klgrad 2 64", "klgrad 1 32", "trl-reverse 1 64")
+MANY_UPDATES = ("klgrad 4 256", "klgrad 8 256", "klgrad 1 64", "klgrad 2 64", "klgrad 1 32", "trl-reverse 1 32")
 PANELS = {
     "completions": ("sampled completions", "batches of 256", tuple(arm for arm in ARMS if arm.endswith("256"))),
     "updates": ("updates", "arms with 160 or 320 updates", MANY_UPDATES),
