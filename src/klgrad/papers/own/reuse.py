@@ -1,5 +1,5 @@
 """With the same sampled completions, several updates with each batch bring a student nearer to its teacher than one
-update, and than TRL's own trainer.
+update, and 8 updates nearer than TRL's own trainer.
 
 A student with 20 of SmolLM2-135M's 30 layers is trained towards the whole model with batches of 256, 64 or 32
 completions, 10,240 in all, each used for 1 to 8 updates. TRL's trainer uses a batch once, with three divergences. The
