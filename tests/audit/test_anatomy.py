@@ -122,6 +122,32 @@ def test_the_edges_of_ppo_are_exact(dtype):
     assert audit(loss).anatomy.samples.bound == Bound("ppo", 0.8, 1.2)
 
 
+@pytest.mark.parametrize(("low", "high"), [(-0.2, None), (-0.15, 0.25)])
+@pytest.mark.parametrize("pull", [0.0, 0.002])
+def test_a_mask_by_the_probability_and_a_divergence_to_the_sampler_beside_the_kl(low, high, pull):
+    """As in prime-rl's distillation, and the masks of DPPO."""
+
+    def loss(logp, ref_logp, old_logp, mask):
+        change = (logp.exp() - old_logp.exp()).detach()
+        kept = (change >= low) & (change <= (1.0 if high is None else high))
+        to_sampler = pull / 2 * (logp - old_logp).square()
+        each = kept * (logp - ref_logp).detach() * (logp - old_logp).exp() + to_sampler
+        return of_mask(each, mask).sum(-1).mean()
+
+    a = audit(loss).anatomy
+    assert a.proved
+    assert (a.samples.ratio, a.samples.bound) == ("token", Bound("probability", low, high))
+    assert (a.samples.pull.shares if a.samples.pull else {}) == ({"reverse-kl": pull} if pull else {})
+
+
+def test_a_divergence_to_the_sampler_beside_an_estimate_is_taken_apart():
+    loss = lambda logp, ref_logp, old_logp: k3_of(logp - ref_logp) + 0.3 * k3_of(logp - old_logp)
+    result = audit(loss)
+    assert result.anatomy.proved
+    assert formula(result.anatomy) == "1 - exp(-l_t) + 0.3 (1 - exp(-log(π_t/μ_t)))"
+    assert (result.verdict, result.verdict_off_policy) == ("forward-kl-token", "unknown")
+
+
 @pytest.mark.parametrize("of_completion", [False, True])
 @pytest.mark.parametrize(("name", "clamp"), [("k3", 10.0), ("k2", 9.0)])
 def test_a_clamp_of_the_ratio_times_an_estimate_depends_on_both(name, clamp, of_completion):
@@ -289,7 +315,14 @@ def test_a_spread_that_overflows_is_no_error():
     assert audit(loss).verdict == "unknown"
 
 
-@pytest.mark.parametrize("loss", [clipped_leave_one_out, divided(k3_of, 1.0)], ids=["leave-one-out", "spread"])
+def whitened_k3(logp, ref_logp, old_logp, mask):
+    """As NeMo-RL's REINFORCE++: each token's own estimate, over the spread of the batch."""
+    cost = k3_of(old_logp - ref_logp).clamp(max=10)
+    live = cost[mask]
+    return ppo((cost - live.mean()) / live.std().clamp(min=1e-8), logp, old_logp, mask)
+
+
+@pytest.mark.parametrize("loss", [clipped_leave_one_out, divided(k3_of, 1.0), whitened_k3])
 def test_a_clip_of_ppo_is_found_where_no_estimate_is_negative(loss):
     parts = audit(loss).anatomy
     assert parts.shares.keys() == {"reverse-kl", "forward-kl"}
@@ -302,7 +335,7 @@ def test_a_clip_of_ppo_is_found_where_no_estimate_is_negative(loss):
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 def test_a_division_by_the_spread_keeps_the_sign(sign):
     parts = audit(divided(lambda log_ratio: log_ratio, sign)).anatomy
-    assert (parts.shares, parts.baseline.spread, parts.baseline.signed) == ({"reverse-kl": sign}, "group", False)
+    assert (parts.shares, parts.baseline.spread, parts.baseline.signed) == ({"reverse-kl": sign}, "group", 0)
     assert ("the sign is wrong" in dict(report(parts))["divergence"]) == (sign < 0)
     assert parts.proved
 
@@ -310,6 +343,7 @@ def test_a_division_by_the_spread_keeps_the_sign(sign):
 def test_a_division_by_the_mean_is_none_by_a_spread():
     parts = audit(divided(lambda log_ratio: log_ratio, -1.0, by_mean=True)).anatomy
     assert parts.baseline.signed
+    assert parts.proved  # its clip of PPO cuts by the sign of the mean
     assert "which may be below 0" in dict(report(parts))["baseline"]
 
 

@@ -45,7 +45,7 @@ ANATOMY = {
 HORIZONS = {"none", "all", "discount", "window", "other"}
 ESTIMATES = {"k1", "k2", "k3", "excess", "exact", "other", None}
 RATIOS = {"none", "token", "prefix", "sequence", "mean", "other"}
-BOUNDS = {"truncate", "clip", "mask", "ppo", "value", "other"}
+BOUNDS = {"truncate", "clip", "mask", "ppo", "value", "probability", "other"}
 UNITS = {"sum", "completion-mean", "token-mean", "fixed-length", "other"}
 BASELINES = {
     "none", "leave-one-out", "group-mean", "batch-mean", "token-mean", "return-mean", "other",
@@ -71,7 +71,11 @@ def test_the_anatomy_as_json(result):
     assert parts["horizon"]["kind"] in HORIZONS
     assert parts["horizon"]["estimate"] in ESTIMATES
     assert (parts["horizon"]["discount"] is None) == (parts["horizon"]["kind"] != "discount")
-    has(parts["samples"], {"ratio": str, "per_decision": bool, "frozen_log_ratio": bool}, ["bound"])
+    has(
+        parts["samples"],
+        {"ratio": str, "per_decision": bool, "frozen_log_ratio": bool, "pull_to_sampler": NUMBER},
+        ["bound"],
+    )
     assert parts["samples"]["ratio"] in RATIOS
     bound = parts["samples"]["bound"]
     if bound is not None:

@@ -159,12 +159,12 @@ class PartReader:
             answers.append(answer(some, self.at_reference([TOKENS] * rows), [i * apart for i in range(len(some))]))
         return torch.cat(answers)
 
-    def along(self, log_ratios: Tensor, seen: int) -> Tensor:
+    def along(self, log_ratios: Tensor, seen: int, name: str = "log_ratio") -> Tensor:
         """The coefficient of one token as the log-ratio of another one, or its own, takes these values."""
 
         def answer(some: Tensor, base: ProbeInputs, rows: list[int]) -> Tensor:
             entries = {(row, PLACE[1]): x for row, x in zip(rows, some.tolist(), strict=True)}
-            return self.above_others(self.read(base.with_entries("log_ratio", entries)).score[:, seen], rows)
+            return self.above_others(self.read(base.with_entries(name, entries)).score[:, seen], rows)
 
         return self.over(log_ratios, answer)
 
@@ -493,14 +493,19 @@ def _choose_samples(reader: PartReader, parts: Anatomy) -> Anatomy:
     has_others = parts.baseline.name != "none"
     of = lambda condition: (False, True) if condition else (False,)
 
-    def candidates() -> Iterator[Anatomy]:
+    def candidates(pull: Curve | None = None) -> Iterator[Anatomy]:
         for ratio in RATIOS:
             before = of(has_exact and ratio == "prefix")
             for flags in product(of(parts.credits), before, of(has_others), (False, True)):
                 per_decision, before_only, on_others, frozen = flags
-                yield replace(parts, samples=Samples(ratio, per_decision, None, before_only, on_others, frozen))
+                samples = Samples(ratio, per_decision, None, before_only, on_others, frozen, pull)
+                yield replace(parts, samples=samples)
 
     best, gap = _best(reader, candidates(), inputs)
+    if gap > parts.allowed and not parts.constant:
+        pull = read_curve(lambda x: reader.along(x, PLACE[1], "log_weight"), reader.same)
+        if pull.shares:
+            best, gap = _best(reader, candidates(pull), inputs)
     if gap > parts.allowed:
         return replace(parts, samples=Samples("other"))
     if best.samples.ratio == "none":
@@ -516,11 +521,25 @@ def _choose_samples(reader: PartReader, parts: Anatomy) -> Anatomy:
         more, less = (up, down) if up.low is not None else (down, up)
         if (more.kind, less.kind, less.low) == ("mask", "mask", None):
             up = Bound("ppo", more.low, less.high, more.high)
+    if up is None and best.samples.ratio == "token":
+        up = _bound_of_probability(reader, best)
     return replace(best, samples=replace(best.samples, bound=up))
 
 
+def _bound_of_probability(reader: PartReader, parts: Anatomy) -> Bound | None:
+    """A mask by π - μ: masks by the ratio at two probabilities π, if they begin at one difference."""
+    differences = []
+    for probability in (0.4, 0.3):
+        mask = _read_bound(reader, parts, STEP, logp=math.log(probability))
+        if mask is None or mask.kind != "mask":
+            return None
+        ends = (None if end is None else probability - probability / end for end in (mask.low, mask.high))
+        differences.append([None if end is None else round_short(end, ROUNDED) for end in ends])
+    return Bound("probability", *differences[0]) if differences[0] == differences[1] else None
+
+
 AGAINST = -6.0
-"""The log-ratio of a token of another completion, at which the usual estimates of its KL are larger than at STEP."""
+"""The log-ratio of the tokens of another completion: the mean over a batch is then larger than an estimate at STEP."""
 
 
 def _bound_of_value(own: Curve, up: Bound | None, down: Bound | None) -> Bound | None:
@@ -535,43 +554,53 @@ def _bound_of_value(own: Curve, up: Bound | None, down: Bound | None) -> Bound |
     return None
 
 
-def _read_bound(reader: PartReader, parts: Anatomy, step: float, against: float = 0.0) -> Bound | None:
+def _read_bound(
+    reader: PartReader, parts: Anatomy, step: float, against: float = 0.0, logp: float = -FAR
+) -> Bound | None:
     """Where the coefficients stop following the ratio, and what they are then.
 
     Args:
         reader: of the loss.
         parts: what is known of it.
         step: the log-ratio of the token.
-        against: the log-ratio of a token of another completion of its group.
+        against: the log-ratio of the tokens of another completion of its group.
+        logp: log π of the token: no log-prob of the sampler is above 0.
     """
-    token = PLACE[1]
+    token, pull = PLACE[1], parts.samples.pull
     columns = range(TOKENS) if parts.samples.ratio == "mean" else (0 if parts.samples.before else token,)
 
     def ask(log_weights: Tensor, log_ratios: Tensor, kl: float = 0.0) -> Tensor:
         def read(some: Tensor, base: ProbeInputs, rows: list[int]) -> Tensor:
             moves = {(row, token): float(x) for row, x in zip(rows, log_ratios[some], strict=True)}
-            moves |= {(row + 1, token): against for row in rows if against}
+            moves |= {(row + 1, s): against for row, s in product(rows, range(TOKENS)) if against}
             start = base.with_entries("log_ratio", moves)
+            if logp > -FAR:
+                start = start.with_entries("logp", {(row, token): logp for row in rows})
             start = start.with_entries("tilt", {(row, token): kl for row in rows})
             stale = {(row, s): float(x) for row, x in zip(rows, log_weights[some], strict=True) for s in columns}
             inputs = start.with_entries("log_weight", stale)
             if parts.samples.frozen:  # the log-ratio that the loss sees stays where it is
                 inputs = replace(inputs, log_ratio=inputs.log_ratio + inputs.log_weight)
-            return torch.stack(list(reader.read(inputs))).sum(0)[rows, token] / parts.unit.shares(base)[0, 0]
+            answers = torch.stack(list(reader.read(inputs))).sum(0)[rows, token] / parts.unit.shares(base)[0, 0]
+            if pull is None:
+                return answers
+            beside = pull(log_weights[some])
+            return torch.where((answers - beside).abs() <= reader.same * beside.abs(), 0.0, answers - beside)
 
         return reader.over(torch.arange(len(log_weights)), read)
 
     def answer(xs: Tensor) -> Tensor:
         return ask(xs, torch.full_like(xs, step), STEP)
 
-    plain, *ends = answer(torch.tensor([0.0, -FAR, FAR], dtype=torch.float64)).tolist()
+    most = -logp, FAR
+    plain, *ends = answer(torch.tensor([0.0, -most[0], most[1]], dtype=torch.float64)).tolist()
     if not plain:
         return None
     follows = lambda xs: (answer(xs) / (plain * xs.exp()) - 1).abs() <= 10 * reader.same
     edges: list[float | None] = []
     kinds = set()
-    for sign, end in zip((-1.0, 1.0), ends, strict=True):
-        if bool(follows(torch.tensor([sign * FAR], dtype=torch.float64))):
+    for sign, end, far in zip((-1.0, 1.0), ends, most, strict=True):
+        if bool(follows(torch.tensor([sign * far], dtype=torch.float64))):
             edges.append(None)
             continue
         share = end / plain
@@ -582,7 +611,7 @@ def _read_bound(reader: PartReader, parts: Anatomy, step: float, against: float 
         is_detached = at > 0 and bool((near / expected - 1).abs().max() <= SINGLE)
         if not is_detached:
             at_once = 1 if reader.coupled == "batch" else 32
-            at = bisect(lambda xs, sign=sign: follows(sign * xs), 0.0, FAR, at_once)
+            at = bisect(lambda xs, sign=sign: follows(sign * xs), 0.0, far, at_once)
         edges.append(round_short(math.exp(sign * at), 1e-6))
         kinds.add("truncate" if is_detached else "differentiated" if end else "mask")
     if not kinds:
@@ -673,17 +702,23 @@ def _unit_beside_spread(reader: PartReader, parts: Anatomy) -> Unit:
 
 
 def _with_sign(reader: PartReader, parts: Anatomy) -> Anatomy:
-    """The parts of a loss that is divided by a spread, with the sign of their factor, or that it has no fixed one."""
-    factors = []
-    for seed, turn in product((1, 3), (1, -1)):
-        inputs = reader.at_random(MIXED, seed=seed)
-        lower = torch.minimum(inputs.logp, reader.highest - inputs.log_ratio.abs())  # no log-prob of ref is above 0
-        inputs = replace(inputs, log_ratio=turn * inputs.log_ratio, logp=lower)
-        alike = reader.read(inputs).score * parts.derivatives(inputs).score
-        factors += [float(alike[inputs.group == g].sum()) for g in inputs.group.unique()]
-    if min(factors) < 0 < max(factors):
-        return replace(parts, baseline=replace(parts.baseline, signed=True))
-    if max(factors) > 0:
+    """The parts of a loss that is divided by a spread, with the sign of their factor, or by a number of either sign."""
+
+    def factors(parts: Anatomy) -> list[float]:
+        each = []
+        for seed, turn in product((1, 3), (1, -1)):
+            inputs = reader.at_random(MIXED, seed=seed)
+            lower = torch.minimum(inputs.logp, reader.highest - inputs.log_ratio.abs())  # no log-prob of ref is above 0
+            inputs = replace(inputs, log_ratio=turn * inputs.log_ratio, logp=lower)
+            alike = reader.read(inputs).score * parts.derivatives(inputs).score
+            each += [float(alike[inputs.group == g].sum()) for g in inputs.group.unique()]
+        return each
+
+    signs = factors(parts)
+    if min(signs) < 0 < max(signs):
+        signed = replace(parts, baseline=replace(parts.baseline, signed=1))
+        return signed if max(factors(signed)) > 0 else replace(parts, baseline=replace(parts.baseline, signed=-1))
+    if max(signs) > 0:
         return parts
     return replace(parts, own=parts.own.times(-1), credits=tuple(c.times(-1) for c in parts.credits))
 

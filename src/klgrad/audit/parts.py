@@ -76,8 +76,9 @@ class Bound:
 
     Attributes:
         kind: `truncate` on one side, `clip` on both, `mask`, which is 0 outside, `ppo`, which is 0 above the bound for
-            tokens that are made more likely, and below it for those that are made less likely, or `value`, which is 0
-            where the ratio times an estimate of the token's KL is above it.
+            tokens that are made more likely, and below it for those that are made less likely, `value`, which is 0
+            where the ratio times an estimate of the token's KL is above it, or `probability`, which is 0 outside for
+            the difference π - μ of the token's probabilities.
         low, high: where it begins.
         dual: of `ppo`, the ratio above which tokens that are made less likely have no gradient either, or None.
         estimate: of `value`, the name of the estimate.
@@ -93,8 +94,10 @@ class Bound:
     beyond: "tuple[Curve, float] | None" = field(default=None, compare=False)
 
     def holds(self, ratio: Tensor) -> Tensor:
-        """Where the ratio is within the bound."""
-        return (ratio >= (self.low or 0.0)) & (ratio <= (math.inf if self.high is None else self.high))
+        """Where the ratio, or the difference of probabilities, is within the bound."""
+        return (ratio >= (-math.inf if self.low is None else self.low)) & (
+            ratio <= (math.inf if self.high is None else self.high)
+        )
 
     def __call__(self, ratio: Tensor) -> Tensor:
         """The ratio within its bound; of `ppo` and `value` the ratio itself."""
@@ -124,6 +127,7 @@ class Samples:
         before: whether an exact term carries the ratio of the tokens before it only, its own being summed over.
         on_others: whether the credits that a baseline is the mean of carry the ratios of their own completions.
         frozen: whether log π/ref is that of the sampler, which does not move with π.
+        pull: what a divergence to the sampler beside the KL adds to the coefficient, as a curve of log π/μ, or None.
     """
 
     ratio: str = "none"
@@ -132,11 +136,14 @@ class Samples:
     before: bool = False
     on_others: bool = False
     frozen: bool = False
+    pull: Curve | None = field(default=None, compare=False)
 
     def weights(self, inputs: ProbeInputs, *, before: bool = False) -> Tensor:
         """(B, T) the ratio of each token within its bound."""
         ratios = self.ratios(inputs, before=before)
-        return ratios if self.bound is None else self.bound(ratios)
+        if self.bound is None or self.bound.kind != "probability":
+            return ratios if self.bound is None else self.bound(ratios)
+        return torch.where(self.bound.holds(inputs.logp.exp() - (inputs.logp - inputs.log_weight).exp()), ratios, 0.0)
 
     def ratios(self, inputs: ProbeInputs, *, before: bool = False) -> Tensor:
         """(B, T) the ratio of each token."""
@@ -212,14 +219,14 @@ class Baseline:
         of_ended: whether a completion that has ended enters the mean with its credit, and not as 0.
         covers_all: whether it is subtracted from all of the coefficient, and not from the credit in a reward alone.
         spread: `none`, or the `group` or `batch` by whose spread the rest is divided.
-        signed: whether it is no spread but a number that can be negative, such as the mean.
+        signed: 0 for a spread; 1 or -1 if it is a number with the sign of what is subtracted, or with the other sign.
     """
 
     name: str = "none"
     of_ended: bool = True
     covers_all: bool = True
     spread: str = "none"
-    signed: bool = False
+    signed: int = 0
 
     def centre(self, credit: Tensor, inputs: ProbeInputs) -> Tensor:
         """(B, T) the credit without the baseline."""
@@ -308,9 +315,10 @@ class Anatomy:
         bound = self.samples.bound
         if bound is not None and bound.beyond is not None:
             bound = replace(bound, beyond=(bound.beyond[0].times(factor), bound.beyond[1] * factor))
+        pull = self.samples.pull
         return replace(
             self,
-            samples=replace(self.samples, bound=bound),
+            samples=replace(self.samples, bound=bound, pull=pull and pull.times(factor)),
             own=self.own.times(factor),
             full=self.full and self.full.times(factor),
             credits=tuple(c.times(factor) for c in self.credits),
@@ -394,8 +402,12 @@ class Anatomy:
         # What is subtracted, and the ratios.
         credit = outer * credit if samples.on_others else credit
         difference = self.baseline.centre(credit, inputs)
+        if self.baseline.signed:
+            difference = difference * self.baseline.signed * (credit - difference).sign()
         score = credit - (credit - difference) * weights if samples.on_others else outer * difference
         score = score + (path + constant) * weights
+        if samples.pull is not None:
+            score = score + samples.pull(inputs.log_weight)
         if self.entropy[0]:
             logp = torch.where(mask, inputs.logp, 0.0)
             logp = logp.sum(-1, keepdim=True) if self.entropy_of_whole else logp
@@ -575,6 +587,7 @@ class Anatomy:
                 "per_decision": self.samples.per_decision,
                 "frozen_log_ratio": self.samples.frozen,
                 "bound": None if bound is None else bound.to_dict(),
+                "pull_to_sampler": self.samples.pull.scale if self.samples.pull else 0.0,
             },
             "unit": self.unit.name,
             "mean_over_rows": self.unit.rows,

@@ -444,7 +444,7 @@ def _drifts(a: Anatomy) -> bool:
 
 def stale_name(a: Anatomy) -> Verdict:
     """With samples from another policy."""
-    is_named = a.proved and not any(a.entropy) and not a.is_misplaced and a.temperature == 1
+    is_named = a.proved and not any(a.entropy) and not a.is_misplaced and a.temperature == 1 and a.samples.pull is None
     if not is_named or a.unit.name in ("completion-mean", "other"):
         return "unknown"
     ratio, bound = a.samples.ratio, a.samples.bound

@@ -290,6 +290,9 @@ def _bounded(bound: Bound | None) -> str:
         return f"masked {' or '.join(f'{word} {end:.4g}' for word, end in ends if end is not None)}"
     if bound.kind == "value":
         return f"0 where r x {bound.estimate} > {bound.high:.4g}"
+    if bound.kind == "probability":
+        ends = (("<", bound.low), (">", bound.high))
+        return f"0 where {' or '.join(f'π - μ {sign} {end:.4g}' for sign, end in ends if end is not None)}"
     word = {"truncate": "truncated", "clip": "clipped", "ppo": "clipped as in PPO"}.get(bound.kind, "bounded")
     ends = [f"{x:.4g}" for x in (bound.low, bound.high) if x is not None]
     dual = "" if bound.dual is None else f", with a dual clip at {bound.dual:.4g}"
@@ -352,11 +355,18 @@ def _beside_if_stale(a: Anatomy) -> list[str]:
     if a.constant and not is_carried:
         is_kl = not a.looks_at_length and s.bound is None
         texts.append(_climb(a.constant) if is_kl else "its constant adds a drift")
+    texts += [f"a divergence to μ is beside it: {_pull(a)} on the score"] if s.pull is not None else []
     texts += ["its baseline adds a drift"] if a.baseline_drifts else []
     is_mean = _descends_if_stale(a).startswith(("the mean", "climbs the mean"))
     if a.has_past and (s.per_decision or not is_carried) and not is_mean:
         texts.append("the KL of earlier tokens adds a drift")
     return texts
+
+
+def _pull(a: Anatomy) -> str:
+    """What a divergence to the sampler adds to the coefficient."""
+    shares = {} if a.samples.pull is None else a.samples.pull.shares
+    return " + ".join(_times(weight, _slope(name, "log(π_t/μ_t)")) for name, weight in shares.items())
 
 
 def _constant_if_stale(a: Anatomy) -> str:
@@ -536,6 +546,7 @@ def formula(a: Anatomy) -> str:
         text = f"{bounded} ({text})" if " " in text else f"{bounded} {text}"
     if a.own.has_edges and text == _own_term(a):
         text = text[1:-1]
+    text = f"{text} + {_pull(a)}" if s.pull is not None else text
     return f"{text}, L = Σ l_s" if a.level == "completion" else text
 
 
