@@ -363,7 +363,7 @@ MAXTEXT = {
     # With a cross-entropy on the sampled tokens, whose mean is 0 on fresh samples. On stale ones it descends KL(μ, π).
     "maxtext distill_alpha=0.5": summed("forward-kl-token", "sum-of-targets"),
     "maxtext distill_alpha=1": summed("forward-kl-token", "forward-kl-token-sampler"),
-    "maxtext distill_alpha=1 offline, top 2": UNKNOWN,  # both sides have a sum of 1 over the teacher's top 2
+    "maxtext distill_alpha=1 offline, top 20": UNKNOWN,  # both sides have a sum of 1 over the teacher's top 20
 }
 EASYDEL = {
     "easydel grpo loss_type=dapo": FORWARD,

@@ -9,8 +9,9 @@ from torch.nn.functional import kl_div, relu, softplus
 from klgrad import ImportanceWeighting, KLTerm, Truncate
 from klgrad.audit import audit, catalogue
 from klgrad.audit.anatomy import Bound, read_anatomy
+from klgrad.audit.parts import TAILS, TopK
 from klgrad.audit.probes import read_curve
-from klgrad.audit.sentences import cells, divergence, formula, part_values, report, summary
+from klgrad.audit.sentences import TAIL, cells, divergence, formula, part_values, report, summary
 from klgrad.audit.subject import as_subject
 from klgrad.core.divergences import REVERSE_KL, alpha, huber, jensen_shannon
 from klgrad.testing import assert_descends
@@ -87,7 +88,7 @@ def test_the_divergence_of_a_term_is_the_one_that_it_declares(divergence, level,
     estimate = "" if level == "token" else "exact" if estimator == "exact" else "excess"
     assert (horizon.kind, horizon.estimate, horizon.fits) == ("none" if level == "token" else "all", estimate, True)
     assert (parts.samples.ratio, parts.samples.bound) == (ratio, None)
-    assert (parts.unit.name, parts.baseline.name, parts.constant, parts.top_k) == ("sum", "none", 0.0, None)
+    assert (parts.unit.name, parts.baseline.name, parts.constant, parts.top) == ("sum", "none", 0.0, None)
 
 
 RATIOS = {
@@ -357,22 +358,44 @@ def test_a_loss_that_is_not_proved_is_not_told_as_a_divergence():
     assert (result.verdict, result.verdict_off_policy) == ("unknown", "unknown")
 
 
-def test_a_top_k_is_told_as_the_cause():
-    def loss(logits, ref_logits, mask, k=20, tail=False):
-        p, q = logits.log_softmax(-1), ref_logits.log_softmax(-1)
-        values, places = p.topk(min(k, p.shape[-1]), -1)
-        others = q.gather(-1, places)
-        if tail:
-            values, others = (
-                torch.cat([x, torch.log1p(-x.exp().sum(-1, True).clamp(max=1 - 1e-12))], -1) for x in (values, others)
-            )
-        return of_mask((values.exp() * (values - others)).sum(-1), mask).sum(-1).mean()
+def over_the_likeliest(logits, ref_logits, mask, k=20, of="ref", direction="forward", tail="left-out"):
+    """As recipes of distillation write it: in a vocabulary of less than k tokens it is an error."""
+    at = (ref_logits if of == "ref" else logits).topk(k, -1).indices
+    raw = [x.gather(-1, at) for x in (logits, ref_logits)]
+    p, q = (x.log_softmax(-1).gather(-1, at) for x in (logits, ref_logits))
+    if tail == "lumped":
+        others = lambda x: torch.log1p(-x.exp().sum(-1, keepdim=True).clamp(max=1 - 1e-12))
+        p, q = (torch.cat([x, others(x)], -1) for x in (p, q))
+    p = raw[0].log_softmax(-1) if tail == "renormalised" else p
+    q = raw[1].log_softmax(-1) if "renormalised" in tail else q
+    each = q.exp() * (q - p) if direction == "forward" else p.exp() * (p - q)
+    return of_mask(each.sum(-1), mask).sum(-1).mean()
 
-    rows = dict(report(audit(loss).anatomy))
-    told = "not known: in a vocabulary of 512 it sees 20 entries: a top-k, "
-    assert rows["divergence"] == f"{told}whose tail is left out; of one token alone: reverse KL"
-    rows = dict(report(audit(lambda logits, ref_logits, mask: loss(logits, ref_logits, mask, tail=True)).anatomy))
-    assert rows["divergence"].startswith(f"{told}with the tail as one entry")
+
+@pytest.mark.parametrize("tail", TAILS)
+@pytest.mark.parametrize("direction", ["forward", "reverse"])
+@pytest.mark.parametrize("of", ["ref", "policy"])
+def test_a_top_k_is_taken_apart(of, direction, tail):
+    result = audit(over_the_likeliest, settings={"of": of, "direction": direction, "tail": tail})
+    parts = result.anatomy
+    constant = {"forward": -1.0, "reverse": 1.0}[direction] if tail in ("left-out", "ref-renormalised") else 0.0
+    assert parts.top == TopK(20, of, tail, constant)
+    assert parts.shares == {f"{direction}-kl": 1.0}
+    assert parts.proved
+    assert result.verdict == "unknown"  # no target is a divergence over some tokens
+    whose = "ref's" if of == "ref" else "the policy's"
+    assert f"over {whose} 20 likeliest tokens, {TAIL[tail]}" in divergence(parts)
+    assert ("add the tail" in str(result.advice).lower()) == (tail != "lumped")
+
+
+def test_a_list_of_likely_tokens_of_another_form_is_told_as_the_cause():
+    def loss(logits, ref_logits, mask):
+        p, q = logits.log_softmax(-1), ref_logits.log_softmax(-1)
+        inside = p >= p.topk(min(20, p.shape[-1]), -1).values[..., -1:]
+        return of_mask((inside * p.exp() * (p - q)).sum(-1) * (1 + (inside * p.exp()).sum(-1)), mask).sum(-1).mean() / 2
+
+    text = divergence(audit(loss).anatomy)
+    assert text == "not known: in a vocabulary of 512 it sees 20 entries; of one token alone: reverse KL"
 
 
 # Losses as recipes have them, of which each is taken apart into the parts that its formula has.

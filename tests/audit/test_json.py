@@ -8,9 +8,9 @@ import pytest
 
 from klgrad import KLTerm
 from klgrad.audit import audit
-from klgrad.audit.anatomy import VOCABULARY
 from klgrad.audit.probes import REACH
 from klgrad.audit.procedure import proof_cases
+from klgrad.audit.subject import VOCABULARY
 from klgrad.targets import TARGETS
 
 # The fields, names and values, for every loss of the goldens.
@@ -38,7 +38,8 @@ ANATOMY = {
     "divergence": dict, "horizon": dict, "samples": dict, "unit": str, "baseline": str, "constant": NUMBER,
     "entropy": NUMBER, "proved": bool, "divided_by_spread": bool, "additive": bool, "masked_tokens_leak": bool,
     "unexplained": NUMBER, "past_credit": bool, "mean_over_rows": bool, "anchor": str, "reference_late_by": int,
-    "end_token_has_gradient": bool, "cut_off_completions_count": bool, "top_k": (int, type(None)),
+    "end_token_has_gradient": bool, "cut_off_completions_count": bool,
+    "top_k": (int, type(None)), "top_k_of": (str, type(None)), "top_k_tail": (str, type(None)),
     "deterministic": bool, "depends_also_on": list, "temperature": NUMBER, "micro_batches": (bool, type(None)),
     "unexplained_by_probe": (dict, list),
 }  # fmt: skip

@@ -25,7 +25,7 @@ def is_usual(r: "AuditResult") -> Answer:
     """
     a = r.anatomy
     if not a.proved_fresh:
-        return "no" if a.top_k else "not known"
+        return "no" if a.top else "not known"
     if a.baseline.spread != "none" and set(a.shares) == {"reverse-kl"} and not a.has_edges:
         return "in part"
     answers: dict[str, Answer] = {"reverse-kl-sequence": "yes", "reverse-kl-token": "in part"}
@@ -172,7 +172,7 @@ def _remedies(result: "AuditResult", subject: Subject) -> tuple[Remedy, ...]:
         ENTROPY: any(a.entropy),
         SWAPPED: set(a.shares) == {"chi-square"} and a.level == "token" and not a.is_exact,
         WITHOUT_ITSELF: a.baseline.name == "batch-mean",
-        ENTRIES: a.top_k is not None and not a.lumps_tail,
+        ENTRIES: a.top is not None and a.top.tail != "lumped",
         (FOR_SEQUENCES if a.horizon.kind == "all" else FOR_TOKENS): set(a.shares) == {"forward-kl"}
         and not has_dead_zone,
         EITHER: len(a.shares) > 1 or not set(a.shares) <= {"reverse-kl", "forward-kl"},

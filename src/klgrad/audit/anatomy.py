@@ -14,12 +14,14 @@ import torch
 from torch import Tensor
 
 from .parts import (
+    TAILS,
     UNITS,
     Anatomy,
     Baseline,
     Bound,
     Credit,
     Samples,
+    TopK,
     Unit,
     tilted_divergence,
 )
@@ -47,7 +49,7 @@ from .probes import (
     read_curve,
     round_short,
 )
-from .subject import Subject, all_finite, evaluate, of_reference, unit_of
+from .subject import VOCABULARY, Subject, all_finite, evaluate, of_reference, unit_of
 
 PLACE = (0, 4)
 """The token whose log-ratio is moved: it has four tokens before it, four after it, and other rows."""
@@ -300,7 +302,7 @@ def read_anatomy(subject: Subject, advantages: Advantages = "zero") -> Anatomy:
     if not parts.proved:
         parts = replace(parts, matters=_find_causes(reader, parts), sees_reference=_sees_reference(reader))
     parts = parts.times(reader.size)
-    if reader.takes_logits and subject.kind != "framework":  # a framework's trainer has a vocabulary of its own
+    if reader.takes_logits and (subject.kind != "framework" or subject.entries):  # its trainer may have one of its own
         parts = _read_large_vocabulary(subject, parts)
     return parts
 
@@ -355,10 +357,6 @@ def _read_credits(reader: PartReader, own: Curve, full: Curve | None) -> tuple[C
     return tuple(credits)
 
 
-VOCABULARY = 512
-"""Tokens of a large vocabulary. A list of the most likely tokens, as in a top-k, has fewer."""
-
-
 def _read_large_vocabulary(subject: Subject, parts: Anatomy) -> Anatomy:
     """The parts with what the formula does not explain in a large vocabulary, and how many of its entries matter."""
     generator = torch.Generator().manual_seed(0)
@@ -380,23 +378,34 @@ def _read_large_vocabulary(subject: Subject, parts: Anatomy) -> Anatomy:
         tokens=tokens,
     ).fresh()
     sampled = torch.nn.functional.one_hot(tokens, VOCABULARY).double() - policy.exp()
-    answer, formula = (
-        x.logits + x.logp[..., None] * sampled for x in (evaluate(subject, batch)[1], parts.predict(batch))
-    )
-    gap = float((answer - formula).abs().max()) / (float(answer.abs().max()) or 1.0)
+    of_entries = lambda x: x.logits + x.logp[..., None] * sampled
+    answer = of_entries(evaluate(subject, batch)[1])
+
+    def difference(parts: Anatomy) -> float:
+        gap = (answer - of_entries(parts.predict(batch))).abs().max()
+        return float(gap) / (float(answer.abs().max()) or 1.0)
+
+    def explained(parts: Anatomy) -> Anatomy:
+        return replace(parts, unexplained=parts.unexplained | {f"a vocabulary of {VOCABULARY}": difference(parts)})
+
     # Entries that a loss does not look at share the value that their normalisation gives them.
     each = (answer / policy.exp())[0, 0] / parts.unit.shares(ProbeInputs.of_batch(batch))[0]
     rest = each[policy[0, 0].argmin()]
-    unseen = (each - rest).abs() <= 1e-9 * each.abs().max()
-    parts = replace(parts, unexplained=parts.unexplained | {f"a vocabulary of {VOCABULARY}": gap})
-    if int(unseen.sum()) <= VOCABULARY // 4 or gap <= parts.allowed or not parts.is_exact:
+    seen = (each - rest).abs() > 1e-9 * each.abs().max()
+    size, parts = int(seen.sum()), explained(parts)
+    if parts.proved_fresh or parts.full is None or size > VOCABULARY - 4:
         return parts
-    # Of a tail that is left out the coefficient is 0; of one that is added up it is that of its log-ratio.
-    log_ratio = (policy - ref)[0, 0, ~unseen]
-    tail = policy[0, 0, unseen].logsumexp(-1) - ref[0, 0, unseen].logsumexp(-1)
-    slope = lambda x: sum((w * function_of(name)(x) for name, w in parts.shares.items()), torch.zeros_like(x))
-    lumped = (each[~unseen] - rest - slope(log_ratio) + slope(tail)).abs().max() <= SINGLE * each.abs().max()
-    return replace(parts, top_k=int((~unseen).sum()), lumps_tail=bool(lumped))
+    listed = [
+        name for name, x in (("ref", ref), ("policy", policy)) if bool(x[0, 0, seen].min() > x[0, 0, ~seen].max())
+    ]
+    for of, tail in product(listed, TAILS):
+        top = TopK(size, of, tail)
+        if tail in ("left-out", "ref-renormalised"):  # a constant that is none in a whole vocabulary
+            left = (each - rest - top.coefficients(parts.full, policy, ref)[0, 0])[seen]
+            top = replace(top, constant=round_short(float(left.median()), SINGLE))
+        if (listing := explained(replace(parts, top=top))).proved_fresh:
+            return listing
+    return replace(parts, top=TopK(size, listed[0] if listed else "other", "other"))
 
 
 # Parts that are chosen by what they predict.

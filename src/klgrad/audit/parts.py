@@ -246,6 +246,41 @@ class Baseline:
         return 1 - 1 / GROUP if self.name == "group-mean" else 1.0
 
 
+@dataclass(frozen=True)
+class TopK:
+    """A divergence over the most likely tokens.
+
+    Attributes:
+        size: how many they are.
+        of: `ref` or `policy`: whose most likely tokens.
+        tail: `lumped` into one entry, `left-out`, `ref-renormalised` (left out, and the probabilities of ref divided by
+            their sum), `renormalised` (of both), or `other`.
+        constant: what is added to the coefficients where a tail is left out; it has no effect on a whole vocabulary.
+    """
+
+    size: int
+    of: str
+    tail: str
+    constant: float = 0.0
+
+    def coefficients(self, curve: Curve, policy: Tensor, ref: Tensor) -> Tensor:
+        """(B, T, V) the coefficient of each entry, from log-probs and the curve of the divergence."""
+        listed = ref if self.of == "ref" else policy
+        inside = listed >= listed.topk(self.size).values[..., -1:]
+        sum_over = lambda x, entries: x.masked_fill(~entries, -math.inf).logsumexp(-1, keepdim=True)
+        if self.tail == "lumped":
+            return torch.where(inside, curve(policy - ref), curve(sum_over(policy, ~inside) - sum_over(ref, ~inside)))
+        share = sum_over(policy, inside) if self.tail == "renormalised" else torch.zeros_like(policy)
+        lower = sum_over(ref, inside) if "renormalised" in self.tail else torch.zeros_like(ref)
+        values = curve(policy - ref + lower - share) + self.constant
+        if self.tail == "renormalised":
+            values = (values - ((policy - share).exp() * values * inside).sum(-1, keepdim=True)) / share.exp()
+        return torch.where(inside, values, 0.0)
+
+
+TAILS = ("left-out", "lumped", "ref-renormalised", "renormalised")
+
+
 @dataclass(frozen=True, eq=False)
 class Anatomy:
     """What a loss is made of. `derivatives` is the formula that the parts are.
@@ -268,8 +303,7 @@ class Anatomy:
         leaks: whether masked positions have one.
         cut_off: whether a completion that fills its row, as one that was cut off does, has a gradient.
         sees_reference: False if the reference was seen to change nothing, where the parts are not the loss.
-        top_k: of how many entries of a large vocabulary it depends, if not of all.
-        lumps_tail: whether the other entries count as one.
+        top: the most likely tokens that a divergence over the vocabulary looks at, if not at all.
         deterministic, finite: whether the same inputs give the same finite numbers.
         finite_at_ref: whether they are finite where all log-ratios are equal, as a spread of 0 is divided by there.
         unexplained: by probe, the share of the coefficients that the formula does not have.
@@ -295,8 +329,7 @@ class Anatomy:
     ends: bool = True
     leaks: bool = False
     cut_off: bool = True
-    top_k: int | None = None
-    lumps_tail: bool = False
+    top: TopK | None = None
     sees_reference: bool = True
     deterministic: bool = True
     finite: bool = True
@@ -349,9 +382,12 @@ class Anatomy:
 
     def _of_entries(self, batch: Batch) -> Tensor:
         """(B, T, V) the coefficient of each entry of the logits."""
-        policy = batch.logits.detach().log_softmax(-1)
+        policy, ref = batch.logits.detach().log_softmax(-1), batch.ref_logits.log_softmax(-1)
         bonus = self.entropy[1] * policy
-        return bonus if self.full is None else self.full(policy - batch.ref_logits.log_softmax(-1)) + bonus
+        if self.full is None:
+            return bonus
+        is_part = self.top is not None and self.top.size < policy.shape[-1]
+        return bonus + (self.top.coefficients(self.full, policy, ref) if is_part else self.full(policy - ref))
 
     def _coefficients(self, inputs: ProbeInputs) -> tuple[Tensor, Tensor]:
         """(B, T) each: of the score, and what the coefficients of the entries weigh."""
@@ -603,7 +639,9 @@ class Anatomy:
             "end_token_has_gradient": self.ends,
             "masked_tokens_leak": self.leaks,
             "cut_off_completions_count": self.cut_off,
-            "top_k": self.top_k,
+            "top_k": None if self.top is None else self.top.size,
+            "top_k_of": None if self.top is None else self.top.of,
+            "top_k_tail": None if self.top is None else self.top.tail,
             "deterministic": self.deterministic,
             "depends_also_on": list(self.matters),
             "proved": self.proved,

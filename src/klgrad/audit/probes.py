@@ -36,6 +36,9 @@ of ref take turns between tokens and between completions, so that no clamp or fi
 The logits there are those of the first prefix, in which π and ref differ too.
 """
 
+UNLIKELY = -200.0
+"""Log-prob of an entry that is added to a vocabulary: below that of every other entry of a probe."""
+
 Advantages = Literal["zero", "random"]
 """The advantages that a loss receives: 0 for every completion, or random numbers."""
 
@@ -80,6 +83,13 @@ class Batch:
         """The same batch with all logits multiplied by a factor."""
         names = ("logits", "ref_logits", "behavior_logits") if factor != 1 else ()
         return replace(self, **{name: getattr(self, name) * factor for name in names})
+
+    def with_entries(self, number: int) -> "Batch":
+        """The same batch with a vocabulary of so many entries: those that are added have next to no probability."""
+        unlikely = UNLIKELY - 0.01 * torch.arange(max(number - self.logits.shape[-1], 0), dtype=self.logits.dtype)
+        add = lambda x: torch.cat([x, x.detach().logsumexp(-1, keepdim=True) + unlikely.expand(*x.shape[:-1], -1)], -1)
+        names = ("logits", "ref_logits", "behavior_logits") if number else ()
+        return replace(self, **{name: add(getattr(self, name)) for name in names})
 
     def divergence(self, generator: Divergence) -> Tensor:
         """(B, T) a divergence over the vocabulary."""

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import cache, cached_property
 from typing import Literal, cast
@@ -20,6 +21,7 @@ from .parts import Anatomy, MicroBatches
 from .probes import WIDTH, Advantages, Batch, ProbeInputs, from_problem
 from .sentences import in_micro_batches
 from .subject import (
+    VOCABULARY,
     Kind,
     Parts,
     Subject,
@@ -161,7 +163,7 @@ def audit(
         >>> result.verdict
         'forward-kl-token'
     """
-    subject = as_subject(loss, name, settings)
+    subject = with_vocabulary(as_subject(loss, name, settings))
     anatomy = enumerate_gradients(subject, read_anatomy(subject, advantages), advantages)
     anatomy = replace(anatomy, micro_batches=probe_micro_batches(subject, anatomy))
     fresh, stale = fresh_name(anatomy), stale_name(anatomy)
@@ -191,6 +193,22 @@ def audit(
         finite_if_empty=None if of_others else is_finite_if_empty(subject),
     )
     return replace(result, advice=advise(result, subject))
+
+
+def with_vocabulary(subject: Subject) -> Subject:
+    """The loss with a large vocabulary, if it fails in a small one: its list of the most likely tokens may be long."""
+    batch = ProbeInputs.at_random([3] * 3, 3, 3).batch()
+    try:
+        evaluate(subject, batch)
+    except LossCallError:
+        larger = replace(subject, entries=VOCABULARY)
+        if not subject.is_given_logits:
+            raise
+        with suppress(LossCallError):
+            evaluate(larger, batch)
+            return larger
+        raise
+    return subject
 
 
 # Proof by enumeration: the gradient of the loss on small problems, summed over every outcome, is that of the formula.
@@ -384,7 +402,7 @@ def _holds(a: Anatomy, verdict: Verdict) -> Holds | None:
 
 def fresh_name(a: Anatomy) -> Verdict:
     """With samples from π."""
-    if not a.proved_fresh or any(a.entropy) or a.is_misplaced or a.temperature != 1:
+    if not a.proved_fresh or any(a.entropy) or a.is_misplaced or a.temperature != 1 or a.top is not None:
         return "unknown"
     if a.is_nothing or a.anchor == "sampler":  # at the sampler every log-ratio is 0
         return "unknown" if a.constant and a.unit.name == "completion-mean" else "nothing"
@@ -444,7 +462,8 @@ def _drifts(a: Anatomy) -> bool:
 
 def stale_name(a: Anatomy) -> Verdict:
     """With samples from another policy."""
-    is_named = a.proved and not any(a.entropy) and not a.is_misplaced and a.temperature == 1 and a.samples.pull is None
+    is_named = a.proved and not any(a.entropy) and not a.is_misplaced and a.temperature == 1
+    is_named = is_named and a.samples.pull is None and a.top is None
     if not is_named or a.unit.name in ("completion-mean", "other"):
         return "unknown"
     ratio, bound = a.samples.ratio, a.samples.bound

@@ -8,9 +8,9 @@ import torch
 
 from ..core.divergences import huber, named
 from ..errors import MeaningError, UnknownNameError
-from .anatomy import VOCABULARY
-from .parts import Anatomy, Baseline, Bound, Credit, MicroBatches, Unit
+from .parts import Anatomy, Baseline, Bound, Credit, MicroBatches, TopK, Unit
 from .probes import ESTIMATES, REACH, TOKENS, Curve
+from .subject import VOCABULARY
 
 NAMES = {
     "reverse-kl": "reverse KL",
@@ -109,7 +109,7 @@ def divergence(a: Anatomy, *, brief: bool = False) -> str:
     else:
         text = "a divergence of its own" if a.curve.convex else "a divergence of its own (not convex)"
     text += _edges(a) + (", of whole completions" if a.level == "completion" else "")
-    text += f", on {a.top_k} of {VOCABULARY} entries" if a.top_k is not None else ""
+    text += "" if a.top is None else _over(a.top, brief)
     text += f", at temperature {a.temperature:g}" if a.temperature != 1 else ""
     if a.anchor == "sampler":
         text = text.replace("ref", "μ") + " to the sampler: the old log-probs are in the place of ref"
@@ -134,12 +134,25 @@ def _nothing(a: Anatomy, brief: bool) -> str:
 
 def _cause(a: Anatomy) -> str:
     """Why no divergence is known."""
-    if a.top_k is not None:
-        tail = "with the tail as one entry" if a.lumps_tail else "whose tail is left out"
-        return f"in a vocabulary of {VOCABULARY} it sees {a.top_k} entries: a top-k, {tail}"
+    if a.top is not None:
+        return f"in a vocabulary of {VOCABULARY} it sees {a.top.size} entries"
     if a.matters:
         return f"its coefficient depends on {', '.join(a.matters)}"
     return _unexplained(a, stale=False)
+
+
+TAIL = {
+    "lumped": "the others as one",
+    "left-out": "the others left out",
+    "ref-renormalised": "the others left out and ref's divided by their sum",
+    "renormalised": "the others left out and both divided by their sums",
+}
+"""What becomes of the tokens that are not on a list of the most likely ones."""
+
+
+def _over(top: TopK, brief: bool) -> str:
+    whose = "ref's" if top.of == "ref" else "the policy's"
+    return f" over {whose} top {top.size}" if brief else f" over {whose} {top.size} likeliest tokens, {TAIL[top.tail]}"
 
 
 def _unexplained(a: Anatomy, *, stale: bool) -> str:
@@ -673,6 +686,7 @@ def part_values(a: Anatomy) -> dict[str, str]:
     name = f"{name} to the sampler" if a.anchor == "sampler" else name
     name = f"{name}, shifted" if a.late else name
     name = f"{name} at temperature {a.temperature:g}" if a.temperature != 1 else name
+    name = f"{name} over a top-k" if a.top is not None else name
     h, bound = a.horizon, a.samples.bound
     name = f"{name}, on masked tokens too" if a.leaks else name
     return {

@@ -50,7 +50,10 @@ from .probes import Batch, from_problem
 LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parent.parent))
 """Frames of a traceback in these folders are not the user's code."""
 
-LOGITS_TOO = "; logits of shape {}: the audit's vocabularies have 2 to 4 tokens, so that a k is at most 2"
+VOCABULARY = 512
+"""Tokens of a large vocabulary. A list of the most likely tokens, as in a top-k, has fewer."""
+
+LOGITS_TOO = f"; logits of shape {{}}, and of {VOCABULARY} tokens, which a k cannot exceed"
 """What an error says of a loss of logits."""
 
 ROLLOUT = (
@@ -76,6 +79,7 @@ class Subject:
         framework: the framework whose code this is; empty for other losses.
         temperature: by which the logits of a batch are multiplied before the loss sees them: a loss that divides them
             by it is then one of the policies of the batch.
+        entries: of the vocabulary that the loss sees at least, so that its list of the most likely tokens fits in.
         in_micro_batches: the loss of the same batch in two halves, as the framework adds them up; None if not known.
 
     Example:
@@ -92,6 +96,7 @@ class Subject:
     summary: str = ""
     framework: str = ""
     temperature: float = 1.0
+    entries: int = 0
     in_micro_batches: Callable[[Batch], object] | None = None
 
     @property
@@ -102,7 +107,7 @@ class Subject:
     def __call__(self, batch: Batch) -> Tensor:
         """Evaluate the loss on one batch, as a scalar."""
         with self.named_errors(batch):
-            out = self.loss(batch.with_logits_times(self.temperature))
+            out = self.loss(batch.with_logits_times(self.temperature).with_entries(self.entries))
         return scalar(self.name, out, batch)
 
     @property

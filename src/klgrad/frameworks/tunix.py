@@ -9,6 +9,7 @@ is 0. Only these files are loaded. The functions cast to float32.
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from functools import cache
 from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -245,10 +246,10 @@ FRAMEWORK = Framework(
 # `train_rl.py` passes these settings to Tunix's `GRPOConfig`, and no `kl_loss_mode`. The experimental
 # `grpo_loss_fn_nnx` receives β = 1 and rewards of 0; logp and ref_logp stand for the two models.
 # `CombinedDistillationStrategy.compute_loss` receives the logits of the student and the teacher, and the sampled tokens
-# as labels; offline the teacher has its two most likely entries. Only these files are loaded.
+# as labels; offline the teacher has its most likely entries. Only these files are loaded.
 
 STAND_INS = ("pathwaysutils", "transformers", "tensorflow", "orbax", "jetstream", "grain")
-TOP_K = 2
+TOP_K = 20
 
 
 def subjects_of_maxtext() -> list[Subject]:
@@ -285,6 +286,8 @@ def _experimental() -> Subject:
 
 
 def _distillation(alpha: float, offline: bool) -> Subject:
+    from ..audit.subject import VOCABULARY
+
     name = "maxtext.trainers.post_train.distillation.distillation_utils"
     replaced = ("maxtext", "tunix", "orbax")
     file = load("maxtext", name, stand_ins=STAND_INS, replaced=replaced)["distillation_utils"]
@@ -302,7 +305,8 @@ def _distillation(alpha: float, offline: bool) -> Subject:
         return strategy.compute_loss(output(x["logits"]), teacher, labels)[0]
 
     name = f"maxtext distill_alpha={alpha:g}{f' offline, top {TOP_K}' * offline}"
-    return subject("maxtext", name, of_arrays(loss, "jax"))
+    whole = subject("maxtext", name, of_arrays(loss, "jax"))
+    return replace(whole, entries=VOCABULARY) if offline else whole
 
 
 @cache

@@ -170,7 +170,7 @@ def shifted_kd(student_logits, teacher_logits, labels):
     return kl.sum(-1)[live].sum() / len(labels)
 
 
-def top_k_kd(student_logits, teacher_logits, mask, k=2):
+def top_k_kd(student_logits, teacher_logits, mask, k=20):
     values, at = teacher_logits.topk(k, dim=-1)
     student = student_logits.log_softmax(-1).gather(-1, at)
     kl = (values.softmax(-1) * (values.log_softmax(-1) - student)).sum(-1)
