@@ -183,10 +183,10 @@ def _remedies(result: "AuditResult", subject: Subject) -> tuple[Remedy, ...]:
 def _for_stale_samples(result: "AuditResult", others: tuple[Remedy, ...]) -> tuple[Remedy, ...]:
     a = result.anatomy
     is_weighted = any(term.weighting is not None for remedy in others for term in remedy.terms)
-    is_bounded = (
-        a.samples.ratio in ("token", "prefix", "sequence") and a.samples.bound is not None
-    )  # its bias was chosen
-    if not (a.proved_fresh and a.shares) or is_weighted or is_bounded or not _lost_when_stale(result):
+    # The bias of a bound was chosen.
+    is_bounded = a.samples.ratio in ("token", "prefix", "sequence") and a.samples.bound is not None
+    is_lost = _lost_when_stale(result) if a.shares else a.is_nothing and result.verdict_off_policy != "nothing"
+    if not a.proved_fresh or is_weighted or is_bounded or not is_lost:
         return ()
     whole = a.horizon.kind != "none"
     meant: Verdict = "reverse-kl-sequence" if a.horizon.kind == "all" else "reverse-kl-token"

@@ -63,6 +63,9 @@ NUDGE = 0.05
 FAR = 15.0
 """A log importance ratio that every bound cuts off."""
 
+FAR_WEIGHT = 8.0
+"""A log importance ratio of one token among fresh ones: no gate of a loss is beyond it."""
+
 ROUNDED = 1e-5
 """Share of a coefficient that rounding may leave: many losses cast some of their tensors to float32."""
 
@@ -796,6 +799,12 @@ def _compare(reader: PartReader, parts: Anatomy) -> dict[str, float]:
         # Beyond the bounds of a mean over the completion's tokens.
         "very stale samples": reader.at_random(MIXED, stale=2.5, seed=17),
     }
+    for log_weight in (-FAR_WEIGHT, FAR_WEIGHT):
+        # A gate that the ratio opens has no bound where the ratio is no factor.
+        entries = {(row, row % min(MIXED)): log_weight for row in range(ROWS)}
+        inputs = reader.at_random(MIXED, seed=19).with_entries("log_weight", entries)
+        lower = inputs.logp.clamp(max=reader.highest - FAR_WEIGHT)  # no log-prob of the sampler is above 0
+        probes[f"stale samples, a token with π/μ = {math.exp(log_weight):.1g}"] = replace(inputs, logp=lower)
     if parts.is_exact:
         # Beside small log-ratios: an estimate at large ones would hide that the divergence is clamped.
         far = reader.at_random(MIXED, seed=15)
