@@ -186,6 +186,7 @@ def _for_stale_samples(result: "AuditResult", others: tuple[Remedy, ...]) -> tup
     # The bias of a bound was chosen.
     is_bounded = a.samples.ratio in ("token", "prefix", "sequence") and a.samples.bound is not None
     is_lost = _lost_when_stale(result) if a.shares else a.is_nothing and result.verdict_off_policy != "nothing"
+    is_lost = is_lost and not summary(a, on_policy=False).startswith("the same")
     if not a.proved_fresh or is_weighted or is_bounded or not is_lost:
         return ()
     whole = a.horizon.kind != "none"
