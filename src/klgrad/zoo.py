@@ -207,7 +207,7 @@ def k2_loss(rollout: Rollout) -> Tensor:
 
 @token_loss("forward-kl-token", "k3-token", instead=K2_OR_TOKEN)
 def k3_loss(rollout: Rollout) -> Tensor:
-    """k3 differentiated, token by token: the KL of GRPO as published, and the default of several trainers.
+    """k3 differentiated, token by token: the KL of GRPO, which divides by each length too, and of several trainers.
 
     Estimates: KL(π‖ref).
     Gradient: `forward-kl-token` on-policy; `k3-token` off-policy.

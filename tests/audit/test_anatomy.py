@@ -4,6 +4,7 @@ from itertools import product
 
 import pytest
 import torch
+from tolerances import EXACT
 from torch.nn.functional import kl_div, relu, softplus
 
 from klgrad import ImportanceWeighting, KLTerm, Truncate
@@ -11,8 +12,9 @@ from klgrad.audit import audit, catalogue
 from klgrad.audit.anatomy import Bound, read_anatomy
 from klgrad.audit.parts import TAILS, TopK
 from klgrad.audit.probes import read_curve
-from klgrad.audit.sentences import TAIL, cells, divergence, formula, part_values, report, summary
-from klgrad.audit.subject import as_subject
+from klgrad.audit.procedure import advantage_of, proof_cases
+from klgrad.audit.sentences import TAIL, cells, divergence, formula, part_values, report, stale, summary
+from klgrad.audit.subject import as_subject, expected_gradient
 from klgrad.core.divergences import REVERSE_KL, alpha, huber, jensen_shannon
 from klgrad.testing import assert_descends
 
@@ -339,6 +341,29 @@ def test_a_division_by_the_spread_keeps_the_sign(sign):
     assert (parts.shares, parts.baseline.spread, parts.baseline.signed) == ({"reverse-kl": sign}, "group", 0)
     assert ("the sign is wrong" in dict(report(parts))["divergence"]) == (sign < 0)
     assert parts.proved
+
+
+@pytest.mark.parametrize(("baseline", "share"), [("leave_one_out", 1.0), ("group_mean", 0.5)])
+def test_a_baseline_of_whole_completions_leaves_half_the_log_variance_under_the_sampler(baseline, share):
+    """Of the centred sum of log π/ref without a ratio: 0, and least, where π is ref."""
+    subject = as_subject(KLTerm(baseline=baseline))
+    (case, *_) = (case for case in proof_cases(False) if case.group_size == 2 and case.problem.space.ends)
+    problem, space = case.problem, case.problem.space
+    gradient = expected_gradient(subject, problem, 2, advantage_of(problem, "zero")).mean[
+        : space.prefixes * space.vocab
+    ]
+    logits = problem.logits.clone().requires_grad_()
+    of_tokens = logits.log_softmax(-1)[space.prefix].gather(-1, space.tokens[..., None])[..., 0]
+    away = torch.where(space.mask, of_tokens - problem.ref_logp, 0.0).sum(-1)
+    weights = torch.where(space.mask, problem.behavior_logp, 0.0).sum(-1).exp()
+    mean = (weights * away).sum()
+    half_variance = (weights * (away - mean).square()).sum() / 2
+    expected = torch.autograd.grad(share * half_variance, logits)[0].flatten()
+    EXACT.check_vector(gradient, expected)
+    assert stale(audit(subject).anatomy) == (
+        "not corrected: half the variance of L under the sampler, L = log π/ref of the completion, "
+        "which still pulls to ref and is no KL"
+    )
 
 
 def test_a_division_by_the_mean_is_none_by_a_spread():

@@ -38,7 +38,9 @@ def findings(r: "AuditResult") -> list[str]:
     if not a.deterministic:
         return ["not deterministic"]
     wrong = r.float32_wrong_from
-    texts = [] if wrong is None else [f"wrong in float32 where log π/ref {'<' if wrong < 0 else '>'} {wrong:g}"]
+    texts = (
+        [] if wrong is None else [f"more than 1% off in float32 where log π/ref {'<' if wrong < 0 else '>'} {wrong:g}"]
+    )
     texts += [] if r.finite else ["NaN or infinite in float32"]
     texts += remarks(a)
     gaps = "masked positions inside a completion, such as the output of a tool,"
@@ -57,7 +59,7 @@ def rows(r: "AuditResult") -> list[tuple[str, str]]:
     """The report of one loss: a label and a sentence for each part and for each finding."""
     a, answer = r.anatomy, is_usual(r)
     is_named = answer in ("yes", "in part") and a.baseline.spread == "none"
-    where = [answer]
+    where = [f"{answer}, of each token alone" if answer == "in part" and a.baseline.spread == "none" else answer]
     if is_named and r.verdict_off_policy not in (r.verdict, f"{r.verdict}-sampler"):
         where.append("on fresh samples only")
     if is_named and r.holds == "large-batches":

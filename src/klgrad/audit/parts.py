@@ -540,6 +540,8 @@ class Anatomy:
         """Whether a baseline has no ratio of the token whose score it is subtracted from, so that it acts if stale."""
         s = self.samples
         is_bare = s.per_decision and not s.on_others
+        if s.ratio == "none" and self.is_log_variance:
+            return False
         return self.baseline.name != "none" and (is_bare or s.ratio not in ("token", "prefix", "sequence"))
 
     @property
@@ -556,6 +558,12 @@ class Anatomy:
             and not set(others) - {weight}
             and self.own_shares == {"reverse-kl": weight}
         )
+
+    @property
+    def is_log_variance(self) -> bool:
+        """Whether a baseline makes that half the variance of log π/ref under any sampler: no drift is beside it."""
+        is_mean = self.baseline.name in ("leave-one-out", "group-mean", "batch-mean") and self.baseline.of_ended
+        return self.is_sum_of_all and is_mean and self.baseline.covers_all
 
     @property
     def looks_at_length(self) -> bool:

@@ -57,10 +57,9 @@ def summary(a: Anatomy, *, on_policy: bool = True) -> str:
         return divergence(a)
     if a.level == "token" and not h.fits:
         by = BY.get(h.estimate, h.estimate)
-        later = (
-            f"the mean of {by} over all its tokens" if any(c.divided for c in a.credits) else f"{by} of later tokens"
-        )
-        text += f", token by token, plus {later} in the reward"
+        is_mean = any(c.divided for c in a.credits)
+        later = f"the mean of {by} over all its tokens" if is_mean else f"{by} of later tokens"
+        text += f", token by token, plus {later} as a cost of each"
     elif a.level == "token":
         ahead = {"none": "token by token", "all": "whole completions", "discount": f"{h.discount or 0:g} a token ahead"}
         text += f", {ahead.get(h.kind, 'with a future of its own')}"
@@ -144,8 +143,8 @@ def _cause(a: Anatomy) -> str:
 TAIL = {
     "lumped": "the others as one",
     "left-out": "the others left out",
-    "ref-renormalised": "the others left out and ref's divided by their sum",
-    "renormalised": "the others left out and both divided by their sums",
+    "ref-renormalised": "the others left out, ref's probabilities of these divided by their sum",
+    "renormalised": "the others left out, the probabilities of these divided by their sum, of π and of ref",
 }
 """What becomes of the tokens that are not on a list of the most likely ones."""
 
@@ -250,7 +249,7 @@ def horizon(a: Anatomy) -> str:
     h = a.horizon
     if a.level != "token":
         return "to the end: it is a function of the whole completion"
-    noise = "adds a pull on lengths" if a.looks_at_length else "only adds noise on fresh samples"
+    noise = "also changes lengths" if a.looks_at_length else "only adds noise on fresh samples"
     past = f"; the KL of earlier tokens is in it too, which {noise}" if a.has_past else ""
     if h.kind == "none":
         return f"no: what a token does to later tokens is left out{past}"
@@ -281,7 +280,8 @@ def samples(a: Anatomy) -> str:
     s = a.samples
     if s.ratio == "none":
         is_needless = (a.is_nothing and not a.constant) or (a.is_exact and a.own.is_zero and not a.credits)
-        return "no ratio" + (", and a token needs none" if is_needless else ": samples are taken as drawn from π")
+        needless = "and it needs none" if a.is_nothing else "and a sum over the vocabulary needs none for its own token"
+        return "no ratio, " + (needless if is_needless else "samples are taken as drawn from π")
     if s.ratio == "other":
         return "it depends on π/μ in another way than by a token, prefix, sequence or mean ratio"
     text = OF[s.ratio] + (f", {_bounded(s.bound)}" if s.bound is not None else "")
@@ -312,12 +312,16 @@ def _bounded(bound: Bound | None) -> str:
     return f"{word} at {' and '.join(ends)}{dual}"
 
 
+MEANS = ("the mean", "half the variance", "climbs the mean", "climbs half the variance")
+"""How a sentence begins about what is descended under the sampler; the first two descend it."""
+
+
 def stale(a: Anatomy) -> str:
     """What it descends on samples of another policy μ, after whether that is corrected."""
     text, *rest = [*_descends_if_stale(a).split("; "), *_beside_if_stale(a)]
-    if text.startswith(("the mean", "climbs the mean")):
+    if text.startswith(MEANS):
         rises = a.curve.convex or (bool(a.curve.shares) and not _away(a))
-        pulls = text.startswith("the mean") and rises and not a.constant and not a.baseline_drifts
+        pulls = text.startswith(MEANS[:2]) and rises and not a.constant and not a.baseline_drifts
         text = f"not corrected: {text}{', which still pulls to ref and is no KL' if pulls else ''}"
     elif a.samples.frozen:
         text = f"not corrected: {text}, which also pushes away from μ"
@@ -341,7 +345,7 @@ def _descends_if_stale(a: Anatomy) -> str:
     if a.anchor == "sampler":
         return "a divergence to the sampler"
     if why := _why_no_objective(a):
-        return f"no objective: {why}"
+        return f"no KL: {why}"
     if s.ratio == "none":
         return _without_ratio(a)
     rest = []
@@ -370,7 +374,7 @@ def _beside_if_stale(a: Anatomy) -> list[str]:
         texts.append(_climb(a.constant) if is_kl else "its constant adds a drift")
     texts += [f"a divergence to μ is beside it: {_pull(a)} on the score"] if s.pull is not None else []
     texts += ["its baseline adds a drift"] if a.baseline_drifts else []
-    is_mean = _descends_if_stale(a).startswith(("the mean", "climbs the mean"))
+    is_mean = _descends_if_stale(a).startswith(MEANS)
     if a.has_past and (s.per_decision or not is_carried) and not is_mean:
         texts.append("the KL of earlier tokens adds a drift")
     return texts
@@ -420,7 +424,8 @@ def _without_ratio(a: Anatomy) -> str:
     if a.level != "token":
         return f"{descends} {_integral(name, 'L')} under the sampler, L = log π/ref of the completion"
     if a.is_sum_of_all:
-        return f"{descends} L²/2 under the sampler, L = log π/ref of the completion"
+        of = "half the variance of L" if a.is_log_variance else "the mean of L²/2"
+        return f"{'' if weight > 0 else 'climbs '}{of} under the sampler, L = log π/ref of the completion"
     if a.own.is_zero:
         return "the same on the sampler's prefixes"
     exact = ", and its exact part on the sampler's prefixes" if a.is_exact else ""
@@ -430,7 +435,7 @@ def _without_ratio(a: Anatomy) -> str:
 def _integral(name: str, argument: str) -> str:
     k3 = "k3" if argument == "l" else f"k3({argument})"
     known = {"reverse-kl": f"{argument}²/2", "forward-kl": k3, "total-variation": f"|{argument}|"}
-    return known.get(name, f"h({argument}), the integral of c({argument}),")
+    return known.get(name, f"h({argument}), whose derivative is the coefficient,")
 
 
 # Unit, baseline and scale.
@@ -464,9 +469,7 @@ def in_micro_batches(a: Anatomy) -> MicroBatches:
     if not a.proved_fresh or not u.rows or "other" in (u.name, b.name):
         return MicroBatches()
     in_groups = b.name in ("group-mean", "leave-one-out") or b.spread == "group"
-    return MicroBatches(
-        False, f", if {'each holds whole groups' if in_groups else 'all have equally many completions'}"
-    )
+    return MicroBatches(False, f", if all have equally many {'whole groups' if in_groups else 'completions'}")
 
 
 def baseline(a: Anatomy) -> str:
@@ -498,17 +501,20 @@ def scale(a: Anatomy) -> str:
         return "0: on fresh samples it adds noise, and no pull" if a.constant else "0: it has no effect"
     if a.baseline.spread != "none":
         where, divisor = a.baseline.spread, _divisor(a.baseline)
-        same = f"so that β differs from {where} to {where}: alone, a small KL pulls as hard as a large one"
+        same = f"so that its strength differs from {where} to {where}: alone, a small KL pulls as hard as a large one"
         return f"none that is fixed: the pull is divided by {divisor}, {same}"
     at = "ref" if a.anchor == "ref" else "μ"
     tempered = "" if a.temperature == 1 else f", at temperature {a.temperature:g}"
     if math.isinf(a.scale):
-        return f"infinite: the pull jumps at {at}, and is as strong beside it as far away"
+        return f"none that is fixed: the pull does not vanish towards {at}, but is as strong beside it as far away"
     if not a.scale:
         return f"0: there is no pull near {at}"
     among = {"group-mean": "group", "batch-mean": "batch"}.get(a.baseline.name)
     of_n = f", times 1 - 1/n, with n completions in a {among}" if among else ""
-    return f"{a.scale:.4g} x the pull of KL(π‖{at}) near {at}{tempered}, in this unit{of_n}"
+    of_tail = ""
+    if a.top is not None and a.top.constant:
+        of_tail = f"; but at {at} too it makes the other tokens {'more' if a.top.constant > 0 else 'less'} likely"
+    return f"{a.scale:.4g} x the pull of KL(π‖{at}) near {at}{tempered}, in this unit{of_n}{of_tail}"
 
 
 # The formula.
@@ -520,8 +526,10 @@ ESTIMATORS = {"1": "k1", "l_t": "k2", "1 - exp(-l_t)": "k3", "exp(l_t) - 1": "k3
 
 def _coefficient(a: Anatomy) -> str:
     """The formula with what is beside the KL in it, and whose derivative it is."""
-    if a.full is not None and a.own.is_zero and not a.credits and not set(a.full.shares) <= set(EXACT):
-        return "none: the gradient is Σ_t ∇D_t, with D_t summed over the vocabulary"
+    if a.full is not None and a.own.is_zero and not a.credits and a.samples.ratio == "none" and not any(a.entropy):
+        each = formula(a) if set(a.full.shares) <= set(EXACT) else "∇D_t"
+        tokens = "the vocabulary" if a.top is None else "these tokens"
+        return f"none: the gradient is Σ_t {f'({each})' if ' ' in each else each}, of sums over {tokens}"
     text, (bonus, of_entries) = formula(a), a.entropy
     if bonus:
         logp = "Σ_s log π_s" if a.entropy_of_whole else "log π_t"

@@ -197,9 +197,9 @@ SYMBOLS = {
     "w_T": "w_T = π/μ of the completion",
     "1/T": "T = the length of the completion",
     "D_t": "D_t = the divergence at token t",
-    "bound(": "bound(x) = x within its bound",
+    "bound(": "bound(x) = x within its bound, and beyond it what the row of samples says",
     "k2-loss": "k2-loss is k2 differentiated",
-    "KLTerm": "KLTerm is of this library (from klgrad import KLTerm)",
+    "KLTerm": "KLTerm is of this library: KLTerm()(Rollout(logp, ref_logp, mask)).loss, all of them in klgrad",
 }
 """What a symbol of a report means, where it is used."""
 
