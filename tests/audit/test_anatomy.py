@@ -343,10 +343,10 @@ def test_a_division_by_the_spread_keeps_the_sign(sign):
     assert parts.proved
 
 
-@pytest.mark.parametrize(("baseline", "share"), [("leave_one_out", 1.0), ("group_mean", 0.5)])
-def test_a_baseline_of_whole_completions_leaves_half_the_log_variance_under_the_sampler(baseline, share):
+@pytest.mark.parametrize(("name", "share"), [("k1-reward-leave-one-out", 1.0), ("k1-reward-group-mean", 0.5)])
+def test_a_baseline_of_whole_completions_leaves_half_the_log_variance_under_the_sampler(name, share):
     """Of the centred sum of log π/ref without a ratio: 0, and least, where π is ref."""
-    subject = as_subject(KLTerm(baseline=baseline))
+    subject = catalogue()[name]
     (case, *_) = (case for case in proof_cases(False) if case.group_size == 2 and case.problem.space.ends)
     problem, space = case.problem, case.problem.space
     gradient = expected_gradient(subject, problem, 2, advantage_of(problem, "zero")).mean[

@@ -459,8 +459,8 @@ MICRO_BATCHES = {
     "k2-loss": ("nothing, if all have equally many completions", True, True),
     "k2-loss-length-mean": ("nothing, if all have equally many completions", True, True),
     "k2-loss-token-mean": ("it: each divides by its own tokens", False, False),
-    "k1-reward-leave-one-out": ("nothing, if each holds whole groups", True, False),
-    "k1-reward-group-std": ("nothing, if each holds whole groups", True, False),
+    "k1-reward-leave-one-out": ("nothing, if all have equally many whole groups", True, False),
+    "k1-reward-group-std": ("nothing, if all have equally many whole groups", True, False),
     "k1-token-mean-discounted": ("it: each has its own baseline", False, False),
 }
 """By loss: the sentence, and whether micro-batches of whole groups, and of others, change nothing."""

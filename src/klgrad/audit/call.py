@@ -175,6 +175,16 @@ def scalar(name: str, out: object, batch: Batch) -> Tensor:
     )
 
 
+def reduction_of(out: object, batch: Batch) -> str:
+    """What `scalar` does to values that are none; empty for a scalar."""
+    out = _loss_in(out)
+    if not isinstance(out, Tensor) or out.numel() == 1:
+        return ""
+    of_tokens = out.shape[:2] == batch.logp.shape and out.dim() > 1
+    values = "values per token are summed over each completion and" if of_tokens else "values per completion are"
+    return f"; its {values} averaged over completions here: a trainer may divide otherwise"
+
+
 def _is_logp_and_mask(out: object, batch: Batch) -> bool:
     """Whether a helper returned what a loss is made of."""
     if not isinstance(out, (tuple, list)) or len(out) < 2:

@@ -176,7 +176,7 @@ def audit(
         name=subject.name,
         kind=subject.kind,
         framework=subject.framework,
-        call=subject.call,
+        call=subject.describe_call(ProbeInputs.at_random([3] * 3, 3, 3).batch()),
         anatomy=anatomy,
         verdict=fresh,
         verdict_off_policy=stale,

@@ -38,6 +38,7 @@ from .call import (
     name_of,
     place_of,
     prepare,
+    reduction_of,
     roles_of,
     scalar,
     settings_for,
@@ -118,6 +119,12 @@ class Subject:
         if self.kind == "framework":
             return f"{self.name}: by klgrad.frameworks, which passes the tensors on as {self.framework} takes them"
         return f"{self.name}({ROLLOUT})"
+
+    def describe_call(self, batch: Batch) -> str:
+        """`call`, with what becomes of values that are no scalar."""
+        if self.kind != "function":
+            return self.call
+        return self.call + reduction_of(self.loss(batch.with_entries(self.entries)), batch)
 
     @contextmanager
     def named_errors(self, batch: Batch) -> Iterator[None]:
