@@ -17,7 +17,7 @@ from ..frameworks.framework import TARGET_OF, Meaning, SettingLines, expresses
 from ..frameworks.run_file import DATA, PartAudit, Run
 from ..support import text_table
 from ..targets import TARGETS
-from .console import beside, completing, deliver, json_text, stderr, stdout
+from .console import beside, completing, deliver, json_text, option, stderr, stdout
 
 # What `klgrad advise --config` prints: the settings of a run, what its KL descends, and the lines to change.
 
@@ -195,29 +195,24 @@ def command(
     ] = False,
     config: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="What this run descends, and what to change: the YAML, JSON or TOML file, or the script, of a run of "
+        option(
+            "What this run descends, and what to change: the YAML, JSON or TOML file, or the script, of a run of "
             f"{', '.join(READERS)}.",
-            show_default=False,
+            metavar="FILE",
         ),
     ] = None,
     trainer: Annotated[
-        TrainerChoice | None,
-        typer.Option(help="With --config and TRL: the trainer, where the file does not tell.", show_default=False),
+        TrainerChoice | None, option("With --config and TRL: the trainer, where the file does not tell.")
     ] = None,
     setting: Annotated[
         list[str] | None,
-        typer.Option(
+        option(
+            "With --config: a setting that the file does not say, or says otherwise. May be repeated.",
             "--set",
             metavar="NAME=VALUE",
-            help="With --config: a setting that the file does not say, or says otherwise. May be repeated.",
-            show_default=False,
         ),
     ] = None,
-    json: Annotated[
-        Path | None, typer.Option(help="With --config: write it as JSON; `-` is standard output.", show_default=False)
-    ] = None,
+    json: Annotated[Path | None, option("With --config: write it as JSON; `-` is standard output.")] = None,
 ) -> None:
     """Show what to write in a framework for a given KL, and what those lines descend; or what a run descends.
 

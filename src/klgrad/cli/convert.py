@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
 from rich.console import Group, RenderableType
 from rich.text import Text
 
@@ -17,7 +16,7 @@ from ..frameworks import DEFAULTS, FRAMEWORKS, recorded
 from ..frameworks.conversion import LOG_RATIOS, WORDS, BatchSizes, Pull, differences_of, factor_of, pull_of, pulls_of
 from ..support import text_table
 from .audit import framework_of
-from .console import beside, deliver, first_lines, json_text, stderr
+from .console import JsonFile, argument, beside, deliver, first_lines, json_text, option, stderr
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -53,23 +52,18 @@ WIDTH = "The fixed length that one loss divides by, such as max_completion_lengt
 def command(
     first: Annotated[
         str,
-        typer.Argument(
-            metavar="FROM",
-            help="A loss as `klgrad audit` takes it, or `KLTerm(...)`, with its β as `beta=0.04`. Of a framework's "
+        argument(
+            "A loss as `klgrad audit` takes it, or `KLTerm(...)`, with its β as `beta=0.04`. Of a framework's "
             'setting some words will do, with its default for the rest: "trl grpo beta=0.04 loss_type=dapo".',
-            show_default=False,
+            metavar="FROM",
         ),
     ],
-    second: Annotated[
-        str, typer.Argument(metavar="TO", help="The loss whose β is wanted, likewise.", show_default=False)
-    ],
-    length: Annotated[float | None, typer.Option(min=1, help=LENGTH, show_default=False)] = None,
-    completions: Annotated[int | None, typer.Option(min=1, help=COMPLETIONS, show_default=False)] = None,
-    group: Annotated[int | None, typer.Option(min=1, help=GROUP, show_default=False)] = None,
-    width: Annotated[int | None, typer.Option(min=1, help=WIDTH, show_default=False)] = None,
-    json: Annotated[
-        Path | None, typer.Option(help="Write it as JSON; `-` is standard output.", show_default=False)
-    ] = None,
+    second: Annotated[str, argument("The loss whose β is wanted, likewise.", metavar="TO")],
+    length: Annotated[float | None, option(LENGTH, min=1)] = None,
+    completions: Annotated[int | None, option(COMPLETIONS, min=1)] = None,
+    group: Annotated[int | None, option(GROUP, min=1)] = None,
+    width: Annotated[int | None, option(WIDTH, min=1)] = None,
+    json: JsonFile = None,
 ) -> None:
     """Convert β from one loss to another: which β of the second pulls as hard near the reference as the first.
 

@@ -20,7 +20,7 @@ from ..errors import KlgradError, UnknownNameError
 from ..frameworks import FRAMEWORKS, recorded
 from ..frameworks.record import FrameworkReport, PartChange, VersionDrift, check, findings
 from ..support import text_table
-from .console import beside, completing, deliver, json_text, stderr, stdout, tracked
+from .console import JsonFile, argument, beside, completing, deliver, json_text, stderr, stdout, tracked
 
 BROKEN = 2
 """The exit status if something that is installed does not fit."""
@@ -179,12 +179,7 @@ CHANGED = 1
 def frameworks(
     names: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="[FRAMEWORK]...",
-            help="None: all.",
-            show_default=False,
-            autocompletion=completing(lambda: FRAMEWORKS),
-        ),
+        argument("None: all.", metavar="[FRAMEWORK]...", autocompletion=completing(lambda: FRAMEWORKS)),
     ] = None,
     check_: Annotated[
         bool,
@@ -194,9 +189,7 @@ def frameworks(
             "recorded one, and exit with status 1 if anything differs.",
         ),
     ] = False,
-    json: Annotated[
-        Path | None, typer.Option(help="Write it as JSON; `-` is standard output.", show_default=False)
-    ] = None,
+    json: JsonFile = None,
 ) -> None:
     """List the frameworks whose losses are audited, with the versions on record; or check what has changed since.
 
@@ -255,15 +248,12 @@ def _to_json(drifts: list[VersionDrift]) -> str:
 def report(
     framework: Annotated[
         str | None,
-        typer.Argument(
-            help="The project. None: list all findings.",
-            show_default=False,
+        argument(
+            "The project. None: list all findings.",
             autocompletion=completing(lambda: dict.fromkeys(each.framework for each in findings())),
         ),
     ] = None,
-    finding: Annotated[
-        str | None, typer.Argument(help="The finding, where there are several.", show_default=False)
-    ] = None,
+    finding: Annotated[str | None, argument("The finding, where there are several.")] = None,
 ) -> None:
     """Print a finding about a framework as Markdown, for that project's issue tracker. Nothing is sent anywhere.
 

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from ..errors import ExperimentError, MissingExtraError, SettingError, UnknownNameError
 from ..support import ensure_folder, text_table
-from .console import INTERRUPTED, bar, lines, print_path, stderr, stdout
+from .console import INTERRUPTED, argument, bar, lines, option, print_path, stderr, stdout
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -75,7 +75,7 @@ def commands(named: Sequence[Study], benchmarks: Path, model: str, folder: Path)
 def command(
     results: Annotated[
         list[str] | None,
-        typer.Argument(metavar="RESULT", help="Names as in --list. None: all results.", show_default=False),
+        argument("Names as in --list. None: all results.", metavar="RESULT"),
     ] = None,
     list_: Annotated[bool, typer.Option("--list", help="List every result with its claim, and stop.")] = False,
     out: Annotated[Path, typer.Option(help="Folder for numbers (JSON) and figures (PNG, SVG).")] = Path("reproduced"),
@@ -87,12 +87,11 @@ def command(
     fresh: Annotated[bool, typer.Option("--fresh", help="Compute again, even if an earlier run has results.")] = False,
     with_: Annotated[
         list[str] | None,
-        typer.Option(
+        option(
+            "Draw and tabulate an estimator of your own beside the paper's: a function of log π/ref to the "
+            "coefficient, or a Divergence. May be repeated.",
             "--with",
             metavar="FILE.py:NAME",
-            help="Draw and tabulate an estimator of your own beside the paper's: a function of log π/ref to the "
-            "coefficient, or a Divergence. May be repeated.",
-            show_default=False,
         ),
     ] = None,
     run: Annotated[
