@@ -14,7 +14,7 @@ from rich.text import Text
 from ..errors import LossImportError, NotAuditableError, SettingError, UnknownNameError
 from ..frameworks import DEFAULTS, FRAMEWORKS, recorded
 from ..frameworks.conversion import LOG_RATIOS, WORDS, BatchSizes, Pull, differences_of, factor_of, pull_of, pulls_of
-from ..support import text_table
+from ..support import Json, text_table
 from .audit import framework_of
 from .console import JsonFile, argument, beside, deliver, first_lines, json_text, option, stderr
 
@@ -86,8 +86,7 @@ def _side(text: str, json: Path | None) -> Side:
     if framework_of(words[0]):
         return _of_framework(words, json)
     words, beta = _without_beta(words)
-    subject = _subject(words)
-    return Side(subject.name, beta, "", _audited(subject))
+    return Side((subject := _subject(words)).name, beta, "", _audited(subject))
 
 
 def _without_beta(words: list[str], settings: Iterable[str] = ()) -> tuple[list[str], float | None]:
@@ -201,9 +200,12 @@ def show(sides: list[Side], factor: float) -> RenderableType:
     differences = differences_of(first.pull, second.pull)
     if not differences:
         return Group(*parts, Text("They are alike in every part."))
-    same = "divergence" not in differences and "unit" not in differences
-    parts += [_table(first, second), "", Text(NEXT if same else BEYOND)]
-    return Group(*parts)
+    rows = [
+        (f"pull of the {which}", *("overflows" if x is None else f"{x:.3g}" for x in pulls_of(side.pull)))
+        for which, side in (("first", first), ("second", second))
+    ]
+    table = text_table(rows, ("l = log π/ref", *(f"{x:g}" for x in LOG_RATIOS)), numbers=1)
+    return Group(*parts, table, "", Text(BEYOND if {"divergence", "unit"} & {*differences} else NEXT))
 
 
 BEYOND = (
@@ -223,28 +225,15 @@ def _words(first: Side, second: Side) -> Table:
     )
 
 
-def _table(first: Side, second: Side) -> Table:
-    rows = [
-        (f"pull of the {which}", *("overflows" if x is None else f"{x:.3g}" for x in pulls_of(side.pull)))
-        for which, side in (("first", first), ("second", second))
-    ]
-    return text_table(rows, ("l = log π/ref", *(f"{x:g}" for x in LOG_RATIOS)), numbers=1)
-
-
 def _to_json(sides: list[Side], factor: float) -> str:
     first, second = sides
-    beta = 1.0 if first.beta is None else first.beta
-    data = {
-        "beta": beta * factor,
+    data: Json = {
+        "beta": (1.0 if first.beta is None else first.beta) * factor,
         "factor": factor,
         "differs": differences_of(first.pull, second.pull),
         "log_ratios": LOG_RATIOS,
-        "first": _side_to_dict(first),
-        "second": _side_to_dict(second),
     }
+    for title, side in (("first", first), ("second", second)):
+        data[title] = {"name": side.name, "beta": side.beta, "source": side.source, **asdict(side.pull)}
+        data[title]["pull"] = pulls_of(side.pull)
     return json_text(data)
-
-
-def _side_to_dict(side: Side) -> dict[str, object]:
-    shown: dict[str, object] = {"name": side.name, "beta": side.beta, "source": side.source}
-    return shown | asdict(side.pull) | {"pull": pulls_of(side.pull)}

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ..frameworks.run_settings import Run
     from ..logs import LogReport
     from ..logs.coefficients import CoefficientComparison
-    from ..logs.diagnosis import Diagnosis, Observation, RunConfiguration, RunDiagnosis
+    from ..logs.diagnosis import Diagnosis, Observation, RunConfiguration
     from ..logs.symptoms import Fact
     from ..reports import Report
 
@@ -160,14 +160,12 @@ def _scalars(report: Report) -> Table:
 
 
 def _ratios(report: Report) -> Table:
+    fields = ("mean", "quantile_0.01", "quantile_0.5", "quantile_0.99", "max", "effective_sample_size")
     rows = []
     for kind in ("token", "prefix", "sequence"):
-        *numbers, left = (float(report.scalars[f"ratio/{kind}/{x}"]) for x in RATIO_FIELDS)
+        *numbers, left = (float(report.scalars[f"ratio/{kind}/{x}"]) for x in fields)
         rows.append([kind, *(f"{x:.4g}" for x in numbers), f"{left:.1%}"])
     return text_table(rows, ("", "mean", "1%", "50%", "99%", "max", "effective sample size"), numbers=1)
-
-
-RATIO_FIELDS = ("mean", "quantile_0.01", "quantile_0.5", "quantile_0.99", "max", "effective_sample_size")
 
 
 def _coefficients(compared: CoefficientComparison) -> Table:
@@ -313,7 +311,9 @@ def show_diagnosis(diagnosis: Diagnosis) -> RenderableType:
     """The whole report: each run, then what comparing them shows."""
     parts: list[RenderableType] = []
     for run in diagnosis.runs:
-        parts += [*([""] if parts else []), *_run(run)]
+        title = Text(f"{run.log.name}: {run.log.form}", style="bold")
+        parts += [*([""] if parts else []), title, *map(Text, run.lines)]
+        parts += [line for seen in run.observations for line in _observation(seen)]
     if len(diagnosis.runs) > 1:
         parts += ["", Text("The runs compared", style="bold"), *map(Text, diagnosis.lines)]
         parts += [line for seen in diagnosis.compared for line in _observation(seen)]
@@ -322,19 +322,13 @@ def show_diagnosis(diagnosis: Diagnosis) -> RenderableType:
     return Group(*parts)
 
 
-def _run(run: RunDiagnosis) -> list[RenderableType]:
-    parts: list[RenderableType] = [Text(f"{run.log.name}: {run.log.form}", style="bold"), *map(Text, run.lines)]
-    return [*parts, *(line for seen in run.observations for line in _observation(seen))]
-
-
 def _observation(seen: Observation) -> list[RenderableType]:
     from ..logs.symptoms import threads_of
 
     parts: list[RenderableType] = ["", Text(seen.symptom.title, style="bold yellow"), Text(seen.evidence)]
     for i, (cause, settled) in enumerate(seen.causes, 1):
         parts.append(Text(f"  {i}. {cause.what}"))
-        if settled:
-            parts.append(Text("     The configuration of this run says so.", style="bold"))
+        parts += [Text("     The configuration of this run says so.", style="bold")] * settled
         parts.append(Text(f"     decided by: {cause.decides.replace('`', '')}", style="cyan"))
         parts.append(Text(f"     cure: {cause.cure.replace('`', '')}"))
     if threads := threads_of(seen.symptom.name):

@@ -20,7 +20,6 @@ from ..support import ensure_folder, text_table
 from .console import INTERRUPTED, argument, bar, lines, option, print_path, stderr, stdout
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from rich.table import Table
 
     from ..papers import Outcome, Settings, Study
@@ -139,12 +138,12 @@ def command(
     console.print(_summary({study.name: study.claim for study in chosen}, outcomes))
     for outcome in outcomes if results else []:
         console.print("", f"{outcome.name}: {outcome.counts}", _checks(outcome), sep="\n")
+    for name, compared in ((outcome.name, outcome.comparison) for outcome in outcomes if outcome.comparison):
+        console.print("", f"{name}: {compared.caption}", _comparison(compared), sep="\n")
+    whose = "measured on this machine" if run else "committed numbers of runs of language models"
     for outcome in outcomes:
-        if outcome.comparison:
-            console.print(
-                "", f"{outcome.name}: {outcome.comparison.caption}", _comparison(outcome.comparison), sep="\n"
-            )
-    _say_what_was_not_computed(console, outcomes, here=run)
+        if outcome.measured:
+            console.print(f"{outcome.name}: {whose} ({outcome.measured}){'' if run else '; --run repeats them'}")
     print_path(console, f"Numbers and figures are in {out}/")
     if stopped:
         console.print("Interrupted. Run the same command again to compute the missing results.", style="yellow")
@@ -202,11 +201,3 @@ def _comparison(comparison: Comparison) -> Table:
     name = lambda arm: Text(arm, style="bold" if ":" in arm else "")
     rows = [(name(arm), *(f"{x:.3g}" for x in values)) for arm, values in comparison.rows.items()]
     return text_table(rows, ("arm", *comparison.columns), numbers=1)
-
-
-def _say_what_was_not_computed(console: Console, outcomes: list[Outcome], *, here: bool) -> None:
-    for outcome in outcomes:
-        if outcome.measured:
-            whose = "measured on this machine" if here else "committed numbers of runs of language models"
-            remedy = "" if here else "; --run repeats them"
-            console.print(f"{outcome.name}: {whose} ({outcome.measured}){remedy}")
