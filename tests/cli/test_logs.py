@@ -11,7 +11,6 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from klgrad.cli import app
-from klgrad.errors import OutputError
 
 
 def run(*arguments):
@@ -62,8 +61,8 @@ def test_columns_can_be_named_and_the_cell_chosen(tmp_path):
 
 
 def test_what_is_not_finite_is_null(tmp_path):
-    data = sampled(rows=1, tokens=5)
-    assert run(write(tmp_path / "log.npz", data), "--cell", "k1-loss", "--json", tmp_path / "r.json").exit_code == 0
+    path = write(tmp_path / "log.npz", sampled(rows=1, tokens=5))
+    assert run(path, "--cell", "k1-loss", "--json", tmp_path / "r.json").exit_code == 0
     found = json.loads((tmp_path / "r.json").read_text(), parse_constant=pytest.fail)
     assert found["report"]["kl/reverse/k1/per_sequence/standard_error"] is None
     assert found["cell"]["against"]["token"]["correlation"] is None
@@ -98,23 +97,14 @@ def test_a_report_fits_a_narrow_terminal(tmp_path, monkeypatch):
     assert re.search(r"relative difference +\d", result.stdout)
 
 
-def test_a_path_that_cannot_be_written_does_not_cost_the_report(tmp_path):
-    (tmp_path / "file").write_text("")
-    path = write(tmp_path / "log.npz", sampled(rows=8, tokens=5))
-    result = run(path, "--json", tmp_path / "file" / "report.json")
-    assert isinstance(result.exception, OutputError)
-    assert "What to change" in result.stdout
-
-
 # `klgrad diagnose`: the report, the configuration that settles a cause, JSON, and the status.
 
 FILES = Path(__file__).parents[1] / "frameworks" / "run_files"
 
 
-def write_scalars(folder, name, values, **metrics):
+def write_scalars(folder, name, values):
     path = folder / name
-    rows = [{"step": i, "kl": x, **{k: v[i] for k, v in metrics.items()}} for i, x in enumerate(values)]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    path.write_text("".join(json.dumps({"step": i, "kl": x}) + "\n" for i, x in enumerate(values)))
     return path
 
 
@@ -128,12 +118,9 @@ def settled(i):
     return 0.05 * (1 - math.exp(-i / 9)) * (1 + 0.01 * (i % 3))
 
 
-def test_a_calm_run(tmp_path):
-    path = write_scalars(tmp_path, "run.jsonl", [settled(i) for i in range(60)])
-    assert "No symptom was seen." in diagnosed(path, "--check")
-
-
 def test_a_symptom_comes_with_causes_and_what_decides(tmp_path):
+    calm = write_scalars(tmp_path, "calm.jsonl", [settled(i) for i in range(60)])
+    assert "No symptom was seen." in diagnosed(calm, "--check")
     path = write_scalars(tmp_path, "run.jsonl", [0.0] * 30)
     shown = diagnosed(path, "--check", status=1)
     for text in (

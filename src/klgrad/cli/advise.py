@@ -207,7 +207,11 @@ def command(
     if config is not None:
         from ..frameworks.run_file import find, read_run
 
-        run = read_run(config, framework, trainer and trainer.value, _parse_overrides(setting or []))
+        for given in setting or []:
+            if "=" not in given.lstrip("="):
+                raise RunFileError("--set NAME=VALUE", given, "write --set beta=0.04, for example")
+        settings = {name: value for name, _, value in (given.partition("=") for given in setting or [])}
+        run = read_run(config, framework, trainer and trainer.value, settings)
         console = beside(json)
         with stderr().status("Auditing"):  # shown in a terminal only
             findings = find(run)
@@ -223,13 +227,6 @@ def command(
     if framework not in SETTINGS:
         raise UnknownNameError("framework", framework, SETTINGS)
     _for_meaning(stdout(), framework, (divergence.value, level.value), off_policy)
-
-
-def _parse_overrides(written: list[str]) -> dict[str, str]:
-    for setting in written:
-        if "=" not in setting.lstrip("="):
-            raise RunFileError("--set NAME=VALUE", setting, "write --set beta=0.04, for example")
-    return dict(setting.split("=", 1) for setting in written)  # type: ignore[misc]
 
 
 def _for_meaning(console: Console, framework: str, meaning: Meaning, off_policy: bool) -> None:

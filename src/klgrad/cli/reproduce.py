@@ -116,7 +116,7 @@ def command(
     import torch
 
     from ..papers import Settings
-    from ..papers.study import MODULES, load_study
+    from ..papers.study import MODULES, load_study, studies
 
     console = stdout()
     for name in results or []:
@@ -124,7 +124,11 @@ def command(
             raise UnknownNameError("result", name, MODULES)
     chosen = [load_study(name) for name in dict.fromkeys(results or MODULES)]
     if with_:
-        chosen = _taking_arms(chosen) if results else [study for study in chosen if study.compare]
+        others = [study.name for study in chosen if study.compare is None]
+        if results and others:
+            takers = ", ".join(name for name, study in studies().items() if study.compare)
+            raise SettingError(f"with --with, results in ({takers})", ", ".join(others), "name one of these")
+        chosen = [study for study in chosen if study.compare]
     if list_:
         console.print(text_table([(study.name, study.claim) for study in chosen], ("result", "claim")))
         return
@@ -136,8 +140,10 @@ def command(
     measured = measure(chosen if results else [], out) if run else None
     outcomes, stopped = _run(chosen, Settings(quick, seed, measured, tuple(with_ or ())), out, fresh, jobs)
     console.print(_summary({study.name: study.claim for study in chosen}, outcomes))
-    for outcome in outcomes if results else []:
-        console.print("", f"{outcome.name}: {outcome.counts}", _checks(outcome), sep="\n")
+    for outcome in outcomes if results else []:  # every sentence with the measured value that decides it
+        checks = [(check.sentence, check.measured, check.verdict) for check in outcome.checks]
+        table = text_table(checks, ("sentence", "measured", "verdict"), fold=True)
+        console.print("", f"{outcome.name}: {outcome.counts}", table, sep="\n")
     for name, compared in ((outcome.name, outcome.comparison) for outcome in outcomes if outcome.comparison):
         console.print("", f"{name}: {compared.caption}", _comparison(compared), sep="\n")
     whose = "measured on this machine" if run else "committed numbers of runs of language models"
@@ -178,22 +184,6 @@ def _summary(claims: dict[str, str], outcomes: list[Outcome]) -> Table:
         verdict = Text(outcome.verdict, style="green" if outcome.holds else "yellow")
         rows.append((outcome.name, claims[outcome.name], verdict, "recorded" if outcome.measured else seconds))
     return text_table(rows, ("result", "claim", "verdict", "seconds"), numbers=3)
-
-
-def _taking_arms(chosen: list[Study]) -> list[Study]:
-    """The studies, if all of them take arms of a user."""
-    from ..papers.study import studies
-
-    if others := [study.name for study in chosen if study.compare is None]:
-        takers = ", ".join(name for name, study in studies().items() if study.compare)
-        raise SettingError(f"with --with, results in ({takers})", ", ".join(others), "name one of these")
-    return chosen
-
-
-def _checks(outcome: Outcome) -> Table:
-    """Every sentence of a result, with the measured value that decides it."""
-    rows = [(check.sentence, check.measured, check.verdict) for check in outcome.checks]
-    return text_table(rows, ("sentence", "measured", "verdict"), fold=True)
 
 
 def _comparison(comparison: Comparison) -> Table:

@@ -323,7 +323,12 @@ def diagnose(logs: Sequence[ScalarLog], configurations: Sequence[RunConfiguratio
 
 
 def _diagnose_run(log: ScalarLog, configuration: RunConfiguration, name: str) -> RunDiagnosis:
-    metrics = _chosen(log, name)
+    metrics = reference_kls(log)
+    if name:
+        if name not in log.series:
+            raise LogError(f"a metric of {log.name}", name, f"it has {', '.join(sorted(log.series))}")
+        known = [metric for metric in metrics if metric.name == name]
+        metrics = known or [KLMetric(name, "", "as named by --kl", log.series[name])]
     lines, symptoms = list(configuration.lines), []
     kl = metrics[0] if metrics else None
     level = None
@@ -336,8 +341,13 @@ def _diagnose_run(log: ScalarLog, configuration: RunConfiguration, name: str) ->
         level = _mean(_last(values)) if len(values) >= FEWEST else None
         lines += _described(kl, level, log)
         lines += [f"Also to a reference: {other.name}." for other in metrics[1:]]
-        symptoms += [*_zero(kl), *_not_finite(kl.name, kl.series)]
-        if not symptoms or symptoms[0][0] != "zero":
+        later = values[1:]
+        zeros = sum(x == 0 for x in later)
+        if is_zero := bool(later) and zeros >= len(later) / 2:
+            text = f"{kl.name} is 0 to the last bit in {zeros} of {len(later)} values after the first."
+            symptoms.append(("zero", text))
+        symptoms += _not_finite(kl.name, kl.series)
+        if not is_zero:
             symptoms += [*_negative(kl, configuration.never_negative), *(spikes := list(_spikes(kl, log)))]
             symptoms += _rises(kl) if not spikes else ()
         symptoms += _units(metrics, log)
@@ -374,15 +384,6 @@ Seen = Iterator[tuple[str, str]]
 """Names of symptoms, and the numbers."""
 
 
-def _chosen(log: ScalarLog, name: str) -> list[KLMetric]:
-    if not name:
-        return reference_kls(log)
-    if name not in log.series:
-        raise LogError(f"a metric of {log.name}", name, f"it has {', '.join(sorted(log.series))}")
-    metrics = {metric.name: metric for metric in reference_kls(log)}
-    return [metrics.get(name) or KLMetric(name, "", "as named by --kl", log.series[name])]
-
-
 def _described(kl: KLMetric, level: tuple[float, float] | None, log: ScalarLog) -> Iterator[str]:
     unit = {"token": "nats per token", "completion": "nats per completion", "": "in a unit that its name does not tell"}
     yield f"{kl.name}: {len(kl.series.values)} values, {unit[kl.unit]} ({kl.remark})."
@@ -414,13 +415,6 @@ def _mean(values: Sequence[float]) -> tuple[float, float]:
 
 
 # The symptoms of one run.
-
-
-def _zero(kl: KLMetric) -> Seen:
-    later = kl.series.finite.values[1:]
-    zeros = sum(x == 0 for x in later)
-    if later and zeros >= len(later) / 2:
-        yield "zero", f"{kl.name} is 0 to the last bit in {zeros} of {len(later)} values after the first."
 
 
 def _not_finite(name: str, series: Series) -> Seen:
