@@ -459,22 +459,16 @@ def test_a_recorded_table_is_not_cut_off_in_a_narrow_terminal(nothing_installed)
     assert "…" not in console.export_text()
 
 
-def test_one_setting_of_what_is_not_installed(nothing_installed):
+def test_one_setting_of_what_is_not_installed_and_a_record_beside_what_is_audited(nothing_installed):
     shown = run("trl rloo normalize_advantages=True")
     assert shown.exit_code == 0, shown.output
     assert shown.output.count("normalize_advantages") == 1
-
-
-def test_what_is_not_installed_is_shown_beside_what_is_audited(nothing_installed):
     shown = run("verl", "k1-loss")
     assert "verl is not installed here" in shown.output
     assert "regularises nothing" in shown.output
-
-
-@pytest.mark.parametrize("option", [["--expect", "reverse-kl-token"], ["--strict"], ["--json", "-"]])
-def test_a_record_is_no_answer_to_an_expectation_or_for_a_file(option, nothing_installed):
-    shown = run("verl", *option)
-    assert isinstance(shown.exception, NotAuditableError)
+    # A record is no answer to an expectation, or for a file.
+    for options in (["--expect", "reverse-kl-token"], ["--strict"], ["--json", "-"]):
+        assert isinstance(run("verl", *options).exception, NotAuditableError), options
 
 
 # `--whole`.

@@ -135,18 +135,13 @@ def test_a_symptom_comes_with_causes_and_what_decides(tmp_path):
 
 @pytest.mark.slow
 def test_the_configuration_settles_a_cause(tmp_path):
-    path = write_scalars(tmp_path, "run.jsonl", [0.0] * 30)
-    config = tmp_path / "run.yaml"
+    path, config = write_scalars(tmp_path, "zero.jsonl", [0.0] * 30), tmp_path / "run.yaml"
     config.write_text("beta: 0.0\nloss_type: dapo\n")
     shown = diagnosed(path, "--config", config)
     assert "This run has no KL to a reference." in shown
     assert "1. The KL is off" in shown.split("The configuration of this run says so.")[0]
-
-
-@pytest.mark.slow
-def test_k1_as_a_loss_is_told_from_the_configuration(tmp_path):
-    path = write_scalars(tmp_path, "run.jsonl", [0.001 * i**1.8 for i in range(60)])
-    config = tmp_path / "run.sh"
+    # k1 as a loss
+    path, config = write_scalars(tmp_path, "run.jsonl", [0.001 * i**1.8 for i in range(60)]), tmp_path / "run.sh"
     actor = "actor_rollout_ref.actor"
     settings = ("use_kl_loss=True", "kl_loss_type=kl", "loss_agg_mode=seq-mean-token-sum")
     config.write_text("python -m verl.trainer.main_ppo " + " ".join(f"{actor}.{setting}" for setting in settings))

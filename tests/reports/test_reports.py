@@ -1,10 +1,11 @@
 """KL reports: their numbers, errors and units."""
 
 from collections.abc import Mapping
+from dataclasses import fields
 
 import pytest
 import torch
-from oracle import PROBLEMS
+from oracle import PROBLEMS, whole_space
 from tolerances import EXACT
 
 from klgrad import KLTerm, Rollout, kl_report, mismatch_report
@@ -18,14 +19,8 @@ Z = 5.0
 def sample(problem, n, seed, *, from_behavior=False):
     table = problem if from_behavior else problem.on_policy()
     rows = torch.multinomial(table.probability, n, replacement=True, generator=torch.Generator().manual_seed(seed))
-    return Rollout(
-        problem.logp[rows],
-        problem.ref_logp[rows],
-        problem.space.mask[rows],
-        behavior_logp=table.behavior_logp[rows],
-        token_reverse_kl=problem.at_tokens(problem.prefix_kl())[rows],
-        token_forward_kl=problem.at_tokens(problem.prefix_forward_kl())[rows],
-    )
+    whole = whole_space(table)
+    return Rollout(**{f.name: x[rows] for f in fields(whole) if (x := getattr(whole, f.name)) is not None})
 
 
 def test_a_report_is_a_mapping_of_its_metrics_and_reads_the_device_once(monkeypatch):

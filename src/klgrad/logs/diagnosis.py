@@ -12,18 +12,13 @@ from statistics import correlation, fmean, median, stdev
 from ..errors import LogError, MissingExtraError
 from ..support import Json
 from .symptoms import (
-    COEFFICIENTS,
-    FLAT_GROUPS,
-    GRADIENTS,
-    LENGTHS,
-    REWARDS,
     SYMPTOMS,
     TIMES_BETA,
     Explanation,
     Fact,
     KLMetric,
     Symptom,
-    named,
+    other_metric,
     reference_kls,
     sampler_kls,
     threads_of,
@@ -333,7 +328,7 @@ def _diagnose_run(log: ScalarLog, configuration: RunConfiguration, name: str) ->
     kl = metrics[0] if metrics else None
     level = None
     beta = configuration.beta
-    if beta is None and (coefficient := named(log, COEFFICIENTS)):
+    if beta is None and (coefficient := other_metric(log, "coefficient")):
         values = set(coefficient[1].finite.values)
         beta = values.pop() if len(values) == 1 else None
     if kl is not None:
@@ -359,13 +354,13 @@ def _diagnose_run(log: ScalarLog, configuration: RunConfiguration, name: str) ->
     if others := sampler_kls(log):
         lines.append(f"Not to a reference, and left out: {', '.join(others)}.")
     lines += [f"{x}: {TIMES_BETA[x.split('/')[-1]]}." for x in log.series if x.split("/")[-1] in TIMES_BETA]
-    if gradient := named(log, GRADIENTS):
+    if gradient := other_metric(log, "gradient"):
         symptoms += _not_finite(*gradient)
         values = gradient[1].finite.values
         zeros = sum(x == 0 for x in values)
         if len(values) >= FEWEST and zeros >= len(values) / 5:
             symptoms.append(("zero-gradient", f"{gradient[0]} is 0 to the last bit in {zeros} of {len(values)} steps."))
-    if flat := named(log, FLAT_GROUPS):
+    if flat := other_metric(log, "flat groups"):
         values = flat[1].finite.values
         if len(values) >= FEWEST and (share := median(_last(values))) >= 0.5:
             symptoms.append(("flat-groups", f"{flat[0]} is {share:.0%} over the last quarter."))
@@ -390,7 +385,7 @@ def _described(kl: KLMetric, level: tuple[float, float] | None, log: ScalarLog) 
     if level is None:
         return
     text = f"Last quarter: {level[0]:.4g} ± {level[1]:.2g}"
-    length = named(log, LENGTHS)
+    length = other_metric(log, "length")
     mean = fmean(_last(length[1].finite.values)) if length and length[1].finite.values else 0
     if mean and kl.unit:
         other = level[0] * mean if kl.unit == "token" else level[0] / mean
@@ -465,7 +460,7 @@ def _spikes(kl: KLMetric, log: ScalarLog) -> Seen:
 
 
 def _rewards_at(step: float, log: ScalarLog) -> str:
-    reward = named(log, REWARDS)
+    reward = other_metric(log, "reward")
     if reward is None:
         return ""
     name, points = reward[0], reward[1].by_step.items()
@@ -488,7 +483,7 @@ def _rises(kl: KLMetric) -> Seen:
 
 
 def _units(metrics: list[KLMetric], log: ScalarLog) -> Seen:
-    metric = named(log, LENGTHS)
+    metric = other_metric(log, "length")
     if metric is None:
         return
     name, lengths = metric[0], metric[1].by_step
