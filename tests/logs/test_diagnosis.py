@@ -3,6 +3,7 @@
 import json
 import math
 import random
+import re
 import sys
 
 import pytest
@@ -209,6 +210,8 @@ NEGATIVE = noise(-0.01, 0.01, 1)
 CALM = [0.05 + 1e-6 * (i % 2) for i in range(80)]
 RISE = [0.001 * i**1.8 for i in range(80)]
 JUMP = [x + 1.5 * (i >= 50) for i, x in enumerate(HEALTHY)]
+FALLING = [0.8 - 0.7 * (i >= 50) for i in range(80)]
+WIRED = RunConfiguration(facts=frozenset({"both", "stale"}))
 LENGTH = [200 * math.exp(x) for x in noise(0, 0.3, 2)]
 TOKEN = [x + 0.01 for x in HEALTHY]
 WHOLE = [x * n for x, n in zip(TOKEN, LENGTH, strict=True)]
@@ -216,56 +219,47 @@ TREND = [0.01 * (1 + i) ** 0.5 * math.exp(x) for i, x in enumerate(noise(0, 0.1,
 LONGER = [100 + 3 * i + random.Random(i).gauss(0, 5) for i in range(80)]
 
 
+def case(symptoms, evidence, configuration=None, **metrics):
+    return symptoms.split(), evidence, configuration or RunConfiguration(), log_of(**metrics)
+
+
 @pytest.mark.parametrize(
-    ("metrics", "options", "symptoms", "evidence"),
+    ("symptoms", "evidence", "configuration", "log"),
     [
-        ({"kl": [0.0] * 80}, {}, ["zero"], "79 of 79"),
-        ({"kl": changed(HEALTHY, 0, 0.0)}, {}, [], ""),  # the policy starts at the reference
-        ({"kl": [1e-12] * 80}, {}, [], ""),
-        ({"kl": NEGATIVE}, {}, ["negative"], "over the run"),
-        ({"kl": [*healthy(n=40), *NEGATIVE[:40]]}, {}, ["negative"], "over its second half"),
-        ({"kl": changed(HEALTHY, 30, -0.001)}, {}, [], ""),
+        case("zero", "79 of 79", kl=[0.0] * 80),
+        case("", "", kl=changed(HEALTHY, 0, 0.0)),  # the policy starts at the reference
+        case("", "", kl=[1e-12] * 80),
+        case("negative", "over the run", kl=NEGATIVE),
+        case("negative", "over its second half", kl=[*healthy(n=40), *NEGATIVE[:40]]),
+        case("", "", kl=changed(HEALTHY, 30, -0.001)),
         # one negative value of an estimate that cannot be
-        ({"kl": changed(HEALTHY, 30, -0.001)}, {"never_negative": True}, ["negative"], "-0.001 at step 31"),
-        ({"kl": changed(HEALTHY, 41, math.inf)}, {}, ["nan"], "kl: 1 of 80 values, the first at step 42."),
-        ({"kl": HEALTHY, "grad_norm": [1.0] * 79 + [math.nan]}, {}, ["nan"], "grad_norm: 1 of 80"),
-        ({"kl": changed(HEALTHY, 50, 2.0)}, {}, ["spike"], "2 at step 51"),
-        ({"kl": changed(CALM, 40, 0.1)}, {}, [], ""),  # twice its neighbours is no spike
-        ({"kl": JUMP}, {}, ["jump"], "at step 51, and stays."),
-        (
-            {"kl": JUMP, "reward": [0.8 - 0.7 * (i >= 50) for i in range(80)]},
-            {},
-            ["jump"],
-            "at step 51, and stays; reward goes from 0.8 to 0.1",
+        case("negative", "-0.001 at step 31", RunConfiguration(never_negative=True), kl=changed(HEALTHY, 30, -0.001)),
+        case("nan", "kl: 1 of 80 values, the first at step 42.", kl=changed(HEALTHY, 41, math.inf)),
+        case("nan", "grad_norm: 1 of 80", kl=HEALTHY, grad_norm=[1.0] * 79 + [math.nan]),
+        case("spike", "2 at step 51", kl=changed(HEALTHY, 50, 2.0)),
+        case("", "", kl=changed(CALM, 40, 0.1)),  # twice its neighbours is no spike
+        case("jump", r"at step 51, and stays\.$", kl=JUMP),
+        case("jump", "and stays; reward goes from 0.8 to 0.1", kl=JUMP, reward=FALLING),
+        case("rising", "in the last", kl=RISE),
+        case("", "", kl=[0.1 * i**0.5 for i in range(80)]),
+        case("units", "moves with response_length/mean", actor__kl_loss=WHOLE, response_length__mean=LENGTH),
+        case("", "", actor__kl_loss=TOKEN, response_length__mean=LENGTH),
+        case("", "", actor__kl_loss=TREND, response_length__mean=LONGER),  # a common trend is no common unit
+        case(
+            "units",
+            "^actor/kl_loss is .*: a sum per completion beside a mean per token",
+            **{"kl__reverse__k1__per_token": TOKEN, "actor__kl_loss": WHOLE, "length__mean": LENGTH},
         ),
-        ({"kl": RISE}, {}, ["rising"], "in the last"),
-        ({"kl": [0.1 * i**0.5 for i in range(80)]}, {}, [], ""),
-        ({"actor__kl_loss": WHOLE, "response_length__mean": LENGTH}, {}, ["units"], "moves with response_length/mean"),
-        ({"actor__kl_loss": TOKEN, "response_length__mean": LENGTH}, {}, [], ""),
-        ({"actor__kl_loss": TREND, "response_length__mean": LONGER}, {}, [], ""),  # a common trend is no common unit
-        (
-            {"kl__reverse__k1__per_token": TOKEN, "actor__kl_loss": WHOLE, "length__mean": LENGTH},
-            {},
-            ["units"],
-            "a sum per completion beside a mean per token",
-        ),
-        ({"actor__ppo_kl": HEALTHY}, {}, ["other-kl"], "actor/ppo_kl: KLs to the sampler"),
-        (
-            {"kl": HEALTHY, "frac_reward_zero_std": [0.2] * 40 + [0.6] * 40, "grad_norm": [0.0, 1.0, 1.0, 1.0] * 20},
-            {},
-            ["zero-gradient", "flat-groups"],
-            " is ",
-        ),
-        # of the configuration alone
-        ({"kl": HEALTHY}, {"facts": frozenset({"both", "stale"})}, ["wiring"], "The configuration says so: both."),
+        case("other-kl", "actor/ppo_kl: KLs to the sampler", actor__ppo_kl=HEALTHY),
+        case("zero-gradient", "in 20 of 80 steps", kl=HEALTHY, grad_norm=[0.0, 1.0, 1.0, 1.0] * 20),
+        case("flat-groups", "60% over the last quarter", kl=HEALTHY, frac_reward_zero_std=[0.2] * 40 + [0.6] * 40),
+        case("wiring", "The configuration says so: both.", WIRED, kl=HEALTHY),
     ],
 )
-def test_a_symptom_is_found_where_it_is_and_nowhere_else(metrics, options, symptoms, evidence):
-    found = diagnose([log_of(**metrics)], [RunConfiguration(**options)]).observations
+def test_a_symptom_is_found_where_it_is_and_nowhere_else(symptoms, evidence, configuration, log):
+    found = diagnose([log], [configuration]).observations
     assert [each.symptom.name for each in found] == symptoms
-    assert all(evidence in each.evidence for each in found)
-    if "a sum per completion" in evidence:
-        assert found[0].evidence.startswith("actor/kl_loss is ")
+    assert all(re.search(evidence, each.evidence) for each in found)
 
 
 def test_a_value_that_is_not_logged_is_not_one_that_is_not_finite():

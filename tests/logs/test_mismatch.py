@@ -41,14 +41,13 @@ def test_a_filter_is_named_with_the_mass_it_kept(p, tmp_path):
     assert p <= cause.statistics["mass_kept"] < 1
 
 
-@pytest.mark.parametrize(("swap", "direction"), [(False, 1), (True, -1)])
-def test_a_shift_is_named_with_its_direction(swap, direction, tmp_path):
+def test_a_shift_is_named_with_its_direction(tmp_path):
     data = sampled("shift")
-    if swap:
-        data["logp"], data["behavior_logp"] = data["behavior_logp"], data["logp"]
-    cause, _ = cause_of(tmp_path, data)
-    assert (cause.name, cause.statistics["shift"]) == ("shift", direction)
-    assert ("previous" if swap else "next") in cause.description
+    swapped = {**data, "logp": data["behavior_logp"], "behavior_logp": data["logp"]}
+    for log, direction, where in ((data, 1, "next"), (swapped, -1, "previous")):
+        cause, _ = cause_of(tmp_path, log)
+        assert (cause.name, cause.statistics["shift"]) == ("shift", direction)
+        assert where in cause.description
 
 
 def test_bf16_is_named_with_its_side(tmp_path):
@@ -165,12 +164,9 @@ SEEDS = [70]
 
 def shares(found):
     """Shares of right and wrong causes, with and without groups, and all results."""
-    total = {True: [], False: []}
-    for grouped, one in found:
-        total[grouped].append(one)
     share = lambda ones, kind: sum(x.kind == kind for x in ones) / len(ones)
-    kinds = {grouped: {kind: share(ones, kind) for kind in ("right", "wrong")} for grouped, ones in total.items()}
-    return kinds, [*total[True], *total[False]]
+    kinds = {grouped: {kind: share(ones, kind) for kind in ("right", "wrong")} for grouped, ones in found.items()}
+    return kinds, [*found[True], *found[False]]
 
 
 @pytest.mark.slow
@@ -210,7 +206,7 @@ def test_a_range_by_the_limits_has_a_true_temperature_between_two_that_are_tried
 def test_where_the_limits_leave_much_room_the_range_is_given_and_no_value():
     data = sampled("temperature", 0.3, rows=48, shape="language", seed=3)
     cause = judge(data, grouped=False)
-    (_, one), *_ = judged([("temperature", 0.3, "temperature")], 48, [3], ["language"])
+    (one,) = judged([("temperature", 0.3, "temperature")], 48, [3], ["language"])[True]
     assert width(one) > 0.25
     low, high = (cause.statistics[f"temperature_ratio/{end}"] for end in ("low", "high"))
     assert f"temperature is {low:.2f} to {high:.2f} times the trainer's" in cause.description
