@@ -22,8 +22,10 @@ from klgrad.policy_losses import POLICY_LOSSES
 from klgrad.zoo import K2_OR_TOKEN
 
 
-def run(*arguments):
-    return CliRunner().invoke(app, ["audit", *map(str, arguments)])
+def run(*arguments, status=None):
+    result = CliRunner().invoke(app, ["audit", *map(str, arguments)])
+    assert status in (None, result.exit_code), result.output
+    return result
 
 
 LOSS = '''
@@ -58,8 +60,7 @@ def loss_file(tmp_path):
 
 
 def test_chosen_cells_in_full():
-    result = run("k3-loss", "k1-reward", "--full")
-    assert result.exit_code == 0
+    result = run("k3-loss", "k1-reward", "--full", status=0)
     assert "no: it descends the forward KL, token by token" in result.output
     assert "yes, on fresh samples only: it descends the reverse KL, whole completions" in result.output
 
@@ -67,8 +68,7 @@ def test_chosen_cells_in_full():
 @pytest.mark.parametrize("width", [80, 140])
 def test_cells_that_are_not_as_expected_are_marked(width, monkeypatch):
     monkeypatch.setattr("klgrad.cli.console.PIPED_WIDTH", width)
-    result = run("k3-loss", "reverse-token-k1", "--expect", "divergence=reverse-kl,unit=token-mean")
-    assert result.exit_code == 1
+    result = run("k3-loss", "reverse-token-k1", "--expect", "divergence=reverse-kl,unit=token-mean", status=1)
     table = result.stdout.partition("l is log")[0]
     assert table.count("≠ forward KL") == 1
     assert table.count("≠ sum") == 2
@@ -77,8 +77,7 @@ def test_cells_that_are_not_as_expected_are_marked(width, monkeypatch):
 
 @pytest.mark.slow
 def test_a_users_function_class_member_and_term(loss_file):
-    result = run(f"{loss_file}:mine", f"{loss_file}:Losses.other", f"{loss_file}:declared", "--full")
-    assert result.exit_code == 0, result.output
+    result = run(f"{loss_file}:mine", f"{loss_file}:Losses.other", f"{loss_file}:declared", "--full", status=0)
     assert "My penalty." in result.output
     assert result.output.count("--expect reverse-kl-token ") >= 2
     assert "regularises nothing" in result.output
@@ -88,7 +87,7 @@ def test_a_users_function_class_member_and_term(loss_file):
 def test_a_function_of_a_module(loss_file, monkeypatch):
     monkeypatch.delitem(sys.modules, "losses", raising=False)  # another test may have imported a file of this name
     monkeypatch.syspath_prepend(str(loss_file.parent))
-    assert run("losses:mine", "--expect", "reverse-kl-token").exit_code == 0
+    run("losses:mine", "--expect", "reverse-kl-token", status=0)
 
 
 NOT_FINITE = "expected a finite gradient without a dead zone, right in float32, found wrong in float32"
@@ -114,14 +113,13 @@ NOT_FINITE = "expected a finite gradient without a dead zone, right in float32, 
     ],
 )
 def test_expectations_are_the_exit_status(name, options, failure, loss_file):
-    result = run(name.format(file=loss_file), *options)
-    assert result.exit_code == bool(failure), result.output
+    result = run(name.format(file=loss_file), *options, status=bool(failure))
     assert failure in result.output
 
 
 def test_json_has_the_documented_fields(tmp_path):
     file = tmp_path / "deep" / "audit.json"
-    assert run("k1-loss", "ratio-k3-loss", "--json", file).exit_code == 0
+    run("k1-loss", "ratio-k3-loss", "--json", file, status=0)
     data = json.loads(file.read_text())
     promised = {"name", "verdict", "verdict_off_policy", "holds", "anatomy", "call", "scale", "variance", "finite"}
     promised.add("advice")
@@ -138,7 +136,7 @@ def test_json_has_the_documented_fields(tmp_path):
 
 def test_markdown_is_a_table(tmp_path):
     file = tmp_path / "audit.md"
-    assert run("k3-loss-clamped", "--markdown", file).exit_code == 0
+    run("k3-loss-clamped", "--markdown", file, status=0)
     header, rule, row = file.read_text().splitlines()
     assert header.count("|") == rule.count("|") == row.count("|")
     assert row.startswith("| `k3-loss-clamped` | no | forward KL where -2.61 < l < 11 |")
@@ -147,15 +145,13 @@ def test_markdown_is_a_table(tmp_path):
 @pytest.mark.slow
 @pytest.mark.many
 def test_the_whole_catalogue_is_one_table():
-    result = run("--catalogue")
-    assert result.exit_code == 0
+    result = run("--catalogue", status=0)
     for name in catalogue():
         assert name[:24] in result.output  # a longer name may continue on the next line
 
 
 def test_without_a_name_it_is_the_common_losses():
-    result = run()
-    assert result.exit_code == 0
+    result = run(status=0)
     for name in COMMON:
         assert name in result.output
     assert f"{len(COMMON)} of {len(catalogue())} losses" in result.output
@@ -199,17 +195,14 @@ def file(tmp_path):
 
 @pytest.mark.slow
 def test_a_file_means_every_loss_in_it(file, tmp_path):
-    result = run(file, "--set", "beta=0.5", "--json", tmp_path / "found.json")
+    result = run(file, "--set", "beta=0.5", "--json", tmp_path / "found.json", status=2)
     found = json.loads((tmp_path / "found.json").read_text())["results"]
-    assert {r["name"].rpartition(":")[2]: r["verdict"] for r in found} == {
-        "k2": "reverse-kl-token",
-        "K3": "forward-kl-token",
-    }
+    verdicts = {r["name"].rpartition(":")[2]: r["verdict"] for r in found}
+    assert verdicts == {"k2": "reverse-kl-token", "K3": "forward-kl-token"}
     assert found[0]["scale"] == pytest.approx(0.5)
     assert f"{file}:helper is not audited: parameters x, dim, of which x, dim" in result.stderr
     assert f"{file}:broken: LossCallError: expected" in result.stderr
     assert "has no attribute 'nosuch'" in result.stderr
-    assert result.exit_code == 2
     assert "forward KL" in result.stdout
     assert "My penalty." not in result.stdout  # a whole file is shown as one table
 
@@ -230,8 +223,7 @@ def test_where_something_is_expected_nothing_of_a_file_may_be_skipped(tmp_path):
     data, table = tmp_path / "found.json", tmp_path / "table.md"
     for options, status in (([], 0), (["--expect", "reverse-kl-token"], 2), (["--strict"], 2)):
         outputs = ("--html", page, "--json", data, "--markdown", table)
-        result = run(file, *options, *outputs)
-        assert result.exit_code == status
+        result = run(file, *options, *outputs, status=status)
         *_, last = result.stderr.strip().splitlines()
         assert last.startswith("1 of 3 audited")
         assert ("name the losses" in last) == bool(options)
@@ -246,20 +238,17 @@ def test_where_something_is_expected_nothing_of_a_file_may_be_skipped(tmp_path):
     assert list(reasons) == [f"{file}:other", f"{file}:Penalty"]
     assert reasons[f"{file}:Penalty"] == f"a class that cannot be called; name a method, {file}:Penalty.compute"
     assert f"- `{file}:other`: parameters x, y, of which" in table.read_text().partition("Not audited:\n\n")[2]
-    differs = run(file, "--expect", "nothing")
-    assert differs.exit_code == 2
+    differs = run(file, "--expect", "nothing", status=2)
     assert "found reverse-kl-token" in differs.stdout
     assert f"remedy: name a method, {file}:Penalty.compute" in str(run(f"{file}:Penalty").exception)
 
 
 @pytest.mark.slow
 def test_one_failure_does_not_stop_the_others(file):
-    result = run(f"{file}:broken", "nosuch.py:loss", f"{file}:K3", "k3-los")
-    assert result.exit_code == 2
+    result = run(f"{file}:broken", "nosuch.py:loss", f"{file}:K3", "k3-los", status=2)
     assert "forward KL" in result.stdout
     assert result.stderr.count("Error: expected") == 3
-    failed = run(f"{file}:broken", "k3-los")
-    assert failed.exit_code == 2
+    failed = run(f"{file}:broken", "k3-los", status=2)
     assert failed.stdout == ""
 
 
@@ -277,8 +266,7 @@ def test_a_single_failure_is_the_error(file):
 @pytest.mark.slow
 def test_several_losses_end_in_one_table(file):
     losses = (f"{file}:K3", f"{file}:k2", "--set", "beta=2")
-    table, result = run(*losses).stdout, run(*losses, "--full")
-    assert result.exit_code == 0, result.output
+    table, result = run(*losses).stdout, run(*losses, "--full", status=0)
     assert "My penalty." in result.stdout
     last = result.stdout.rpartition("╯")[2]
     assert table.strip() == last.strip()
@@ -299,8 +287,7 @@ def dpo(chosen_logps, rejected_logps, ref_chosen_logps, ref_rejected_logps): ...
 def test_names_and_settings_of_a_constructor(tmp_path):
     file, found = written(tmp_path / "nameless.py", NAMELESS), tmp_path / "found.json"
     options = ("--set", "values=0.0", "--set", "beta=0.5", "--name", "x=logp", "--name", "y=ref_logp")
-    result = run(f"{file}:mine", f"{file}:Penalty.compute", *options, "--json", found)
-    assert result.exit_code == 0, result.output
+    run(f"{file}:mine", f"{file}:Penalty.compute", *options, "--json", found, status=0)
     results = json.loads(found.read_text())
     assert "not_audited" not in results
     assert [r["verdict"] for r in results["results"]] == ["reverse-kl-token", "reverse-kl-token"]
@@ -390,7 +377,7 @@ def test_each_file_has_its_own_helpers(code, tmp_path, monkeypatch):
         (tmp_path / folder / "losses.py").write_text(code)
     file = tmp_path / "found.json"
     names = [f"{tmp_path}/{folder}/losses.py:loss" for folder in "aba"]
-    assert run(*names, "--json", file).exit_code == 0
+    run(*names, "--json", file, status=0)
     verdicts = [r["verdict"] for r in json.loads(file.read_text())["results"]]
     assert verdicts == ["reverse-kl-token", "forward-kl-token", "reverse-kl-token"]
     assert sys.modules["helpers"] is of_session
@@ -414,15 +401,13 @@ def nothing_installed(monkeypatch):
 
 
 def test_a_setting_by_its_name_is_shown_in_full():
-    shown = run("open-instruct kl_estimator=1 loss_denominator=N")
-    assert shown.exit_code == 0, shown.output
+    shown = run("open-instruct kl_estimator=1 loss_denominator=N", status=0)
     assert "looks ahead " in shown.output  # a line of the full report alone
     assert "kl_estimator=3" not in shown.output
 
 
 def test_some_words_of_a_name_mean_every_setting_that_has_them(tmp_path):
-    shown = run("open-instruct   loss_denominator=N", "--markdown", str(tmp_path / "table.md"))
-    assert shown.exit_code == 0, shown.output
+    run("open-instruct   loss_denominator=N", "--markdown", str(tmp_path / "table.md"), status=0)
     names = [line.split("`")[1] for line in (tmp_path / "table.md").read_text().splitlines()[2:]]
     assert sorted(names) == [f"open-instruct kl_estimator={number} loss_denominator=N" for number in range(4)]
 
@@ -445,8 +430,7 @@ def test_a_table_names_the_version_and_marks_the_default():
 
 @pytest.mark.parametrize("name", [name for name, framework in FRAMEWORKS.items() if not framework.transcribed])
 def test_what_is_not_installed_shows_its_recorded_audit(name, nothing_installed):
-    shown, known = run(name), recorded(name)
-    assert shown.exit_code == 0, shown.output
+    shown, known = run(name, status=0), recorded(name)
     head = f"{name} is not installed here: audited on {known.date} with version {known.version}."
     assert one_line(shown.output).startswith(head)
     assert "Install it to audit your own version: pip install" in shown.output
@@ -460,8 +444,7 @@ def test_a_recorded_table_is_not_cut_off_in_a_narrow_terminal(nothing_installed)
 
 
 def test_one_setting_of_what_is_not_installed_and_a_record_beside_what_is_audited(nothing_installed):
-    shown = run("trl rloo normalize_advantages=True")
-    assert shown.exit_code == 0, shown.output
+    shown = run("trl rloo normalize_advantages=True", status=0)
     assert shown.output.count("normalize_advantages") == 1
     shown = run("verl", "k1-loss")
     assert "verl is not installed here" in shown.output
@@ -476,8 +459,7 @@ def test_one_setting_of_what_is_not_installed_and_a_record_beside_what_is_audite
 
 def test_a_users_loss_beside_a_published_one(loss_file, tmp_path):
     outputs = ("--json", tmp_path / "whole.json", "--markdown", tmp_path / "whole.md")
-    result = run("--whole", f"{loss_file}:whole", "rloo", *outputs, "--full")
-    assert result.exit_code == 0, result.output
+    result = run("--whole", f"{loss_file}:whole", "rloo", *outputs, "--full", status=0)
     assert "My whole loss." in result.output
     assert "A > 0: to μ; A < 0: away from μ" in " ".join(result.output.split())
     assert "Source: arXiv 2402.14740" in result.output
@@ -488,15 +470,13 @@ def test_a_users_loss_beside_a_published_one(loss_file, tmp_path):
 
 
 def test_the_page_has_the_curves(loss_file, tmp_path):
-    result = run("--whole", f"{loss_file}:whole", "gspo", "--html", tmp_path / "whole.html")
-    assert result.exit_code == 0, result.output
+    run("--whole", f"{loss_file}:whole", "gspo", "--html", tmp_path / "whole.html", status=0)
     assert (tmp_path / "whole.html").read_text().count("<article ") == 2
 
 
 @pytest.mark.skipif(FRAMEWORKS["verl"].version is not None, reason="verl is installed")
 def test_a_framework_that_is_not_installed_shows_its_record():
-    result = run("--whole", "verl")
-    assert result.exit_code == 0, result.output
+    result = run("--whole", "verl", status=0)
     assert "verl is not installed here: audited on 20" in result.output
     assert "loss_mode=vanilla" in result.output
     assert "loss_mode=vanilla" not in run("--whole", "verl loss_mode=gspo").output
@@ -507,8 +487,7 @@ def test_a_framework_that_is_not_installed_shows_its_record():
 @pytest.mark.many
 def test_without_a_loss_it_is_the_published_ones_in_80_columns(monkeypatch):
     monkeypatch.setattr("klgrad.cli.console.PIPED_WIDTH", 80)
-    result = run("--whole")
-    assert result.exit_code == 0, result.output
+    result = run("--whole", status=0)
     assert max(map(len, result.output.splitlines())) <= 80
     for name in POLICY_LOSSES:
         assert f"{name} " in result.output
