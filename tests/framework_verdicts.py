@@ -17,15 +17,28 @@ def summed(on, off):
     return (on, off, on)
 
 
-FORWARD, CORRECTED = summed("forward-kl-token", "k3-token"), summed("reverse-kl-token", "reverse-kl-token-sampler")
-# Divided by the standard deviation of the batch: in large batches a scale.
-WHITENED = ("reverse-kl-sequence", "unknown", "reverse-kl-sequence")
+def every(claim, start, *settings):
+    """One claim for several settings."""
+    return {f"{start}{setting}": claim for setting in settings}
+
+
+# These hold where tokens are summed, and in large batches where they are averaged over the batch.
+K1 = summed("nothing", "climbs forward-kl-sampler-sequence")  # it pushes away from what was sampled (fact 22)
+K2 = summed("reverse-kl-token", "squared-token")
+K3 = summed("forward-kl-token", "k3-token")
+CORRECTED = summed("reverse-kl-token", "reverse-kl-token-sampler")
+CLAMPED_K3 = UNKNOWN  # values clamped at 10: no gradient where log ref/π > 2.61, however it is averaged
+CLIPPED_TOKEN = summed("reverse-kl-token", "unknown")  # by PPO's clipped ratio
+REVERSE_SEQUENCE = summed("reverse-kl-sequence", "unknown")
+WHITENED = REVERSE_SEQUENCE  # divided by the standard deviation of the batch: in large batches a scale
+EXACT_FORWARD = summed("forward-kl-token", "forward-kl-token-sampler")  # over the vocabulary at each prefix
+DECLARED_SEQUENCE, DECLARED_TOKEN = (summed(x, x) for x in ("reverse-kl-sequence", "reverse-kl-token"))
 GRPO = {
     # (ratio level, bias correction): the loss per token, before it is reduced
     ("token", True): CORRECTED,
-    ("token", False): FORWARD,
+    ("token", False): K3,
     ("sequence", True): UNKNOWN,  # a (B, 1) ratio on per-token terms
-    ("sequence", False): FORWARD,
+    ("sequence", False): K3,
 }
 
 
@@ -44,24 +57,25 @@ LEVEL_WITHOUT_CORRECTION = "importance_sampling_level=sequence use_bias_correcti
 DR_GRPO = "trl grpo loss_type=dr_grpo"  # and TRL's defaults: bias corrected, by the token ratio
 # Scored by the trainer just before the loss, π_old is π: the ratio that should correct the KL is 1. The one that
 # corrects for vLLM multiplies the policy's term, and the KL is added after. So: l_t on the sampler's tokens.
-VLLM = summed("reverse-kl-token", "squared-token")
+VLLM = K2
 # The KL of completions that are cut off is dropped, so that no target is descended at any length.
-TRUNCATED = ("unknown", "unknown", "unknown")
+TRUNCATED = UNKNOWN
 TRL = {
     **{
         name: claim
         for name, claim in grpo("trl", ("dapo", "grpo", "dr_grpo", "luspo")).items()
         if LEVEL_WITHOUT_CORRECTION not in name
     },
-    **{f"trl grpo loss_type={kind}": CORRECTED for kind in ("bnpo", "cispo", "vespo")},
+    **every(CORRECTED, "trl grpo loss_type=", "bnpo", "cispo", "vespo"),
     "trl grpo loss_type=sapo": per_completion("reverse-kl-token"),
     f"{DR_GRPO} mask_truncated_completions=True": TRUNCATED,
     f"{DR_GRPO} use_vllm=True": VLLM,
-    f"{DR_GRPO} use_vllm=True vllm_importance_sampling_mode=sequence_truncate": VLLM,
-    f"{DR_GRPO} use_vllm=True vllm_importance_sampling_mode=token_mask": VLLM,
-    f"{DR_GRPO} use_vllm=True vllm_importance_sampling_mode=token_truncate": VLLM,
-    f"{DR_GRPO} use_vllm=True vllm_importance_sampling_correction=False": VLLM,
-    "trl rloo normalize_advantages=False": summed("reverse-kl-sequence", "unknown"),
+    **every(
+        VLLM,
+        f"{DR_GRPO} use_vllm=True vllm_importance_sampling_",
+        *("mode=sequence_truncate", "mode=token_mask", "mode=token_truncate", "correction=False"),
+    ),
+    "trl rloo normalize_advantages=False": REVERSE_SEQUENCE,
     "trl rloo normalize_advantages=True": WHITENED,
     "trl rloo normalize_advantages=False mask_truncated_completions=True": TRUNCATED,
     # Cov_μ(Σl, Σs), the gradient of Var_μ(Σl) / 2: the squared log-ratio and, as the leave-one-out mean is no baseline
@@ -70,7 +84,7 @@ TRL = {
     # The divergence over the vocabulary at each prefix of a completion: those of the sampler, if π did not sample it.
     "trl distillation beta=1.0": CORRECTED,
     "trl distillation beta=0.5": UNKNOWN,  # the Jensen-Shannon divergence, which is no target of the audit
-    "trl distillation beta=0.0": summed("forward-kl-token", "forward-kl-token-sampler"),
+    "trl distillation beta=0.0": EXACT_FORWARD,
 }
 LIGER = grpo("liger", ("dapo", "grpo", "dr_grpo"))
 OPENRLHF = {
@@ -86,26 +100,19 @@ OPENRLHF = {
 } | {
     # averaged over the batch's tokens, too
     f"openrlhf algo.kl.use_loss estimator={k} unbiased_gradient={unbiased}": (
-        summed("reverse-kl-token", "unknown") if unbiased else UNKNOWN
+        CLIPPED_TOKEN if unbiased else UNKNOWN
     )  # without the switch: values clamped at 10, k1 too, which is otherwise nothing at equal lengths
     for k in ("k1", "k2", "k3")
     for unbiased in (False, True)
 }
 SKYRL_REWARD = {
-    "k3 advantage=grpo token_mean": UNKNOWN,
-    "k1 advantage=rloo token_mean": summed("reverse-kl-sequence", "unknown"),
-    "k1 advantage=grpo": UNKNOWN,
-    "k1 advantage=grpo without std": summed("reverse-kl-sequence", "unknown"),
-    "k1 advantage=rloo": summed("reverse-kl-sequence", "unknown"),
+    **every(REVERSE_SEQUENCE, "k1 advantage=", "rloo token_mean", "grpo without std", "rloo"),
+    **every(UNKNOWN, "", "k3 advantage=grpo token_mean", "k1 advantage=grpo"),
+    **every(UNKNOWN, "", "k3 advantage=rloo", "k2 advantage=rloo", "abs advantage=rloo"),
     "k1 advantage=maxrl": UNKNOWN,  # divided by the group's mean, KL and all
-    "k1 advantage=reinforce++": WHITENED,
-    "k1 advantage=gae critic=0": WHITENED,
-    "k3 advantage=rloo": UNKNOWN,
-    "k2 advantage=rloo": UNKNOWN,
-    "abs advantage=rloo": UNKNOWN,
+    **every(WHITENED, "k1 advantage=", "reinforce++", "gae critic=0"),
     # the KL of the policy itself, weighted by π/μ of the token, or of the completion up to a cap
-    "k1 advantage=rloo tis=token": summed("reverse-kl-sequence", "unknown"),
-    "k1 advantage=rloo tis=sequence": summed("reverse-kl-sequence", "unknown"),
+    **every(REVERSE_SEQUENCE, "k1 advantage=rloo tis=", "token", "sequence"),
     "k1 advantage=rloo tis=sequence uncapped": summed("reverse-kl-sequence", "reverse-kl-sequence"),
 }
 SKYRL = {
@@ -114,44 +121,39 @@ SKYRL = {
     "skyrl use_kl_loss kl_estimator_type=k2": per_completion("reverse-kl-token"),
     "skyrl use_kl_loss kl_estimator_type=abs": UNKNOWN,
 } | {f"skyrl use_kl_in_reward estimator={setting}": claim for setting, claim in SKYRL_REWARD.items()}
-# k1 as a loss pushes away from what was sampled (fact 22).
-K1 = summed("nothing", "climbs forward-kl-sampler-sequence")
-REVERSE_TOKEN, REVERSE_SEQUENCE = summed("reverse-kl-token", "squared-token"), summed("reverse-kl-sequence", "unknown")
 VERL = {
-    "verl use_kl_loss kl_loss_type=low_var_kl loss_agg_mode=token-mean": UNKNOWN,
-    "verl use_kl_loss kl_loss_type=low_var_kl+ loss_agg_mode=token-mean": REVERSE_TOKEN,
-    "verl use_kl_loss kl_loss_type=low_var_kl loss_agg_mode=seq-mean-token-sum": UNKNOWN,
-    "verl use_kl_loss kl_loss_type=low_var_kl+ loss_agg_mode=seq-mean-token-sum": REVERSE_TOKEN,
-    "verl use_kl_loss kl_loss_type=kl loss_agg_mode=seq-mean-token-sum": K1,
-    "verl use_kl_loss kl_loss_type=kl+ loss_agg_mode=seq-mean-token-sum": REVERSE_TOKEN,
-    "verl use_kl_loss kl_loss_type=mse loss_agg_mode=seq-mean-token-sum": REVERSE_TOKEN,
+    "verl use_kl_loss kl_loss_type=low_var_kl loss_agg_mode=token-mean": CLAMPED_K3,
+    "verl use_kl_loss kl_loss_type=low_var_kl+ loss_agg_mode=token-mean": K2,
+    **{
+        f"verl use_kl_loss kl_loss_type={kind} loss_agg_mode=seq-mean-token-sum": claim
+        for claim, kinds in ((CLAMPED_K3, ("low_var_kl",)), (K2, ("low_var_kl+", "kl+", "mse")), (K1, ("kl",)))
+        for kind in kinds
+    },
     "verl use_kl_loss kl_loss_type=abs loss_agg_mode=seq-mean-token-sum": UNKNOWN,
     "verl use_kl_in_reward kl_penalty=kl adv_estimator=grpo": UNKNOWN,
     "verl use_kl_in_reward kl_penalty=kl adv_estimator=grpo without std": REVERSE_SEQUENCE,
     "verl use_kl_in_reward kl_penalty=kl adv_estimator=rloo": REVERSE_SEQUENCE,
-    # divided by the batch's deviation
-    "verl use_kl_in_reward kl_penalty=kl adv_estimator=reinforce_plus_plus": WHITENED,
-    "verl use_kl_in_reward kl_penalty=kl adv_estimator=gae critic=0": WHITENED,
-    "verl distillation loss_mode=k1 use_policy_gradient=True": summed("reverse-kl-token", "unknown"),  # PPO clips
+    **every(WHITENED, "verl use_kl_in_reward kl_penalty=kl adv_estimator=", "reinforce_plus_plus", "gae critic=0"),
+    "verl distillation loss_mode=k1 use_policy_gradient=True": CLIPPED_TOKEN,
     "verl distillation loss_mode=k2 use_policy_gradient=True": UNKNOWN,  # k2 as a detached coefficient
-    "verl distillation loss_mode=k2 use_policy_gradient=False": REVERSE_TOKEN,
+    "verl distillation loss_mode=k2 use_policy_gradient=False": K2,
     "verl distillation loss_mode=k1 use_policy_gradient=True loss_max_clamp=10": UNKNOWN,  # log-ratios beyond ±10
     "verl distillation loss_mode=k2 use_policy_gradient=False loss_max_clamp=10": UNKNOWN,  # values beyond 10
     "verl distillation loss_mode=k3 use_policy_gradient=True": UNKNOWN,
     "verl distillation loss_mode=k3 use_policy_gradient=False": UNKNOWN,
     "verl distillation loss_mode=k3 use_policy_gradient=True loss_max_clamp=10": UNKNOWN,  # k3 in the reward
-    **{
-        f"verl use_kl_in_reward kl_penalty=low_var_kl adv_estimator={name}": UNKNOWN
-        for name in ("grpo", "grpo without std", "rloo", "reinforce_plus_plus", "gae critic=0")
-    },
+    **every(
+        UNKNOWN,
+        "verl use_kl_in_reward kl_penalty=low_var_kl adv_estimator=",
+        *("grpo", "grpo without std", "rloo", "reinforce_plus_plus", "gae critic=0"),
+    ),
 }
-DECLARED_SEQUENCE, DECLARED_TOKEN = (summed(x, x) for x in ("reverse-kl-sequence", "reverse-kl-token"))
 PREFIX = "ratio=prefix ratio_bound=none loss_agg_mode=seq-mean-token-sum"
 # verl with klgrad: what the term declares, off-policy too where the prefix ratio corrects it.
 VERL |= {
     "verl klgrad placement=loss level=sequence loss_agg_mode=seq-mean-token-sum": REVERSE_SEQUENCE,
     f"verl klgrad placement=loss level=sequence {PREFIX}": DECLARED_SEQUENCE,
-    "verl klgrad placement=loss level=token loss_agg_mode=seq-mean-token-sum": REVERSE_TOKEN,
+    "verl klgrad placement=loss level=token loss_agg_mode=seq-mean-token-sum": K2,
     f"verl klgrad placement=loss level=token {PREFIX}": DECLARED_TOKEN,
     "verl klgrad placement=loss level=token ratio=token ratio_bound=none loss_agg_mode=seq-mean-token-sum": CORRECTED,
     f"verl klgrad placement=loss divergence=forward level=token estimator=k3 {PREFIX}": summed(
@@ -169,18 +171,14 @@ VERL |= {
 }
 
 # ms-swift, Unsloth and Trinity-RFT, and the frameworks whose formulae are transcribed.
-#
-# k3 with values clamped at 10 has no gradient where log ref/π > 2.61, however it is averaged.
-CLAMPED_K3 = UNKNOWN
-# These hold where tokens are summed, and in large batches where they are averaged over the batch.
-K2 = summed("reverse-kl-token", "squared-token")
-K3 = summed("forward-kl-token", "k3-token")
-CORRECTED = summed("reverse-kl-token", "reverse-kl-token-sampler")
 
 SWIFT = {
-    **{f"ms-swift loss_type={kind}": CLAMPED_K3 for kind in ("grpo", "bnpo", "dapo", "dr_grpo")},
-    "ms-swift loss_type=dr_grpo rollout_importance_sampling_mode=token_truncate": CLAMPED_K3,
-    "ms-swift loss_type=dr_grpo rollout_importance_sampling_mode=sequence_truncate": CLAMPED_K3,
+    **every(CLAMPED_K3, "ms-swift loss_type=", "grpo", "bnpo", "dapo", "dr_grpo"),
+    **every(
+        CLAMPED_K3,
+        "ms-swift loss_type=dr_grpo rollout_importance_sampling_mode=",
+        *("token_truncate", "sequence_truncate"),
+    ),
     "ms-swift kl_in_reward advantage_estimator=rloo loss_type=dr_grpo": REVERSE_SEQUENCE,
     # divided by the standard deviation of the batch, or of the group
     "ms-swift kl_in_reward advantage_estimator=reinforce_plus_plus loss_type=dr_grpo": WHITENED,
@@ -192,8 +190,7 @@ UNSLOTH = {
     for level, correction in (("token", True), ("token", False), ("sequence", True))
 }
 TRINITY = {
-    "trinity kl_loss_fn=k2 loss_agg_mode=token-mean": K2,
-    "trinity kl_loss_fn=k2 loss_agg_mode=seq-mean-token-sum": K2,
+    **every(K2, "trinity kl_loss_fn=k2 loss_agg_mode=", "token-mean", "seq-mean-token-sum"),
     "trinity kl_loss_fn=k1 loss_agg_mode=seq-mean-token-sum": K1,
     "trinity kl_loss_fn=k3 loss_agg_mode=seq-mean-token-sum": K3,
     "trinity kl_loss_fn=low_var_kl loss_agg_mode=seq-mean-token-sum": CLAMPED_K3,
@@ -202,16 +199,14 @@ TRINITY = {
     "trinity kl_loss_fn=corrected_k3 loss_agg_mode=seq-mean-token-sum": summed("reverse-kl-token", "unknown"),
 }
 NEMO = {
-    "reference_policy_kl_type=k3 token_level_loss=True": CLAMPED_K3,
-    "reference_policy_kl_type=k3 token_level_loss=False": CLAMPED_K3,
+    **every(CLAMPED_K3, "reference_policy_kl_type=k3 token_level_loss=", "True", "False"),
     "reference_policy_kl_type=k1 token_level_loss=True": UNKNOWN,  # reverse-kl-token, but values clamped at ±10
     "reference_policy_kl_type=k2 token_level_loss=True": UNKNOWN,  # the ratio adds l²/2 to the coefficient
     "reference_policy_kl_type=k3 token_level_loss=True use_on_policy_kl_approximation=True": CLAMPED_K3,
     "reference_policy_kl_type=k3 token_level_loss=True use_on_policy_kl_approximation=True "
     "kl_output_clamp_value=null": UNKNOWN,  # reverse-kl-token where the log-ratio is within ±20, which clamps it
     # the estimate as a coefficient, clamped at 10
-    "use_kl_in_reward adv_estimator=reinforce_plus_plus reference_policy_kl_type=k3": UNKNOWN,
-    "use_kl_in_reward adv_estimator=reinforce_plus_plus reference_policy_kl_type=k1": UNKNOWN,
+    **every(UNKNOWN, "use_kl_in_reward adv_estimator=reinforce_plus_plus reference_policy_kl_type=", "k3", "k1"),
 }
 PRIME = {
     "trainer.loss.type=default kl_tau": summed("nothing", "unknown"),  # on-policy its log-ratio to the sampler is 0
@@ -224,8 +219,7 @@ SLIME_LOSSES = {
     "--use-kl-loss --kl-loss-type k2 --use-unbiased-kl": UNKNOWN,
     "--use-kl-loss --kl-loss-type k3": per_completion("forward-kl-token"),
     "--use-kl-loss --kl-loss-type k3 --use-unbiased-kl": per_completion("reverse-kl-token"),
-    "--use-kl-loss --kl-loss-type low_var_kl": CLAMPED_K3,
-    "--use-kl-loss --kl-loss-type low_var_kl --use-unbiased-kl": CLAMPED_K3,
+    **every(CLAMPED_K3, "--use-kl-loss --kl-loss-type low_var_kl", "", " --use-unbiased-kl"),
     "--use-kl-loss --kl-loss-type k3 --use-unbiased-kl --calculate-per-token-loss": CORRECTED,
     "--kl-coef --advantage-estimator grpo": summed("nothing", "nothing"),
 }
@@ -258,14 +252,11 @@ EASYR1 = {
     "use_kl_loss kl_penalty=low_var_kl": CLAMPED_K3,
 }
 ROLL = {
-    "use_kl_loss loss_agg_mode=seq-mean-token-mean": CLAMPED_K3,
-    "use_kl_loss loss_agg_mode=token-mean": CLAMPED_K3,
-    "use_kl_loss loss_agg_mode=seq-mean-token-sum": CLAMPED_K3,
+    **every(CLAMPED_K3, "use_kl_loss loss_agg_mode=", "seq-mean-token-mean", "token-mean", "seq-mean-token-sum"),
     "add_token_level_kl kl_penalty=kl adv_estimator=gae": UNKNOWN,  # λ = 0.95
     "add_token_level_kl kl_penalty=kl adv_estimator=reinforce": per_completion("reverse-kl-sequence"),
     "is_pure_opd kl_penalty=kl": per_completion("reverse-kl-token"),
 }
-CLIPPED_TOKEN = summed("reverse-kl-token", "unknown")  # by PPO's clipped ratio
 MOLT = {
     "algo.kl in reward estimator=k1 advantage=reinforce": WHITENED,
     "algo.kl in reward estimator=k1 advantage=reinforce no_whiten": REVERSE_SEQUENCE,
@@ -278,20 +269,15 @@ MOLT = {
 # AReaL, RLinf, cosmos-rl, TorchRL, Axolotl, LLaMA-Factory, OpenPipe ART and twinkle-kit.
 #
 # Where ref is below π by more than the clamp allows the gradient ends, as of CLAMPED_K3.
-EXACT_FORWARD = summed("forward-kl-token", "forward-kl-token-sampler")  # over the vocabulary at each prefix
 AREAL = {
     # log-ratios or values clamped at 10
-    "areal kl_ctl kl_estimator=k1": UNKNOWN,
-    "areal kl_ctl kl_estimator=k2": UNKNOWN,
-    "areal kl_ctl kl_estimator=k3": UNKNOWN,
-    "areal kl_ctl kl_estimator=k1 adv_norm.std_level=batch": UNKNOWN,
+    **every(UNKNOWN, "areal kl_ctl kl_estimator=", "k1", "k2", "k3", "k1 adv_norm.std_level=batch"),
     "areal teacher.rl_loss_weight=1": K1,
     "areal teacher.rl_loss_weight=0": CORRECTED,
 }
 RLINF = {
     # k3 of the swapped log-ratio: its slope is that of χ²/2, which is no target
-    "rlinf actor=fsdp kl_penalty_type=low_var_kl loss_agg_func=token-mean": UNKNOWN,
-    "rlinf actor=fsdp kl_penalty_type=low_var_kl loss_agg_func=seq-mean-token-sum": UNKNOWN,
+    **every(UNKNOWN, "rlinf actor=fsdp kl_penalty_type=low_var_kl loss_agg_func=", "token-mean", "seq-mean-token-sum"),
     # log ref/π as a loss makes the sampled tokens likelier
     "rlinf actor=fsdp kl_penalty_type=kl loss_agg_func=seq-mean-token-sum": summed(
         "nothing", "forward-kl-sampler-sequence"
@@ -311,19 +297,18 @@ COSMOS = {
     for unbiased in (False, True)
 }
 TORCHRL = {
-    "torchrl GRPOLoss kl_to_ref_coeff": FORWARD,
+    "torchrl GRPOLoss kl_to_ref_coeff": K3,
     "torchrl DistillationLoss kl_direction=reverse normalize_by_seq_length=True": per_completion("forward-kl-token"),
-    "torchrl DistillationLoss kl_direction=reverse normalize_by_seq_length=False": FORWARD,
+    "torchrl DistillationLoss kl_direction=reverse normalize_by_seq_length=False": K3,
     # the swapped log-ratio, on samples of the student: χ²/2
-    "torchrl DistillationLoss kl_direction=forward normalize_by_seq_length=True": UNKNOWN,
-    "torchrl DistillationLoss kl_direction=forward normalize_by_seq_length=False": UNKNOWN,
+    **every(UNKNOWN, "torchrl DistillationLoss kl_direction=forward normalize_by_seq_length=", "True", "False"),
 }
 AXOLOTL = {
     f"axolotl async loss_type={kind} use_bias_correction_kl={corrected}": (
         per_completion(claim[2]) if kind == "grpo" else claim
     )
     for kind in ("dapo", "grpo", "dr_grpo")
-    for corrected, claim in ((False, FORWARD), (True, CORRECTED))
+    for corrected, claim in ((False, K3), (True, CORRECTED))
 } | {
     "axolotl kd_trainer kd_beta=0": EXACT_FORWARD,
     "axolotl kd_trainer kd_beta=0.5": UNKNOWN,  # a Jensen-Shannon divergence
@@ -338,7 +323,7 @@ ART = {
 }
 TWINKLE = {
     "twinkle GRPOLoss beta": per_completion("forward-kl-token"),
-    "twinkle PPOLoss beta": FORWARD,
+    "twinkle PPOLoss beta": K3,
     "twinkle kl_coef normalize_advantages=True gae_lambda=0.95": UNKNOWN,
     "twinkle kl_coef normalize_advantages=False gae_lambda=1": REVERSE_SEQUENCE,
     "twinkle GKDLoss beta=0.5": UNKNOWN,  # the Jensen-Shannon divergence
@@ -350,11 +335,10 @@ TUNIX = {
     "tunix grpo kl_loss_mode=mse_kl loss_agg_mode=sequence-mean-token-mean": per_completion("reverse-kl-token"),
     "tunix grpo kl_loss_mode=low_var_kl loss_agg_mode=sequence-mean-token-mean": per_completion("forward-kl-token"),
     "tunix grpo kl_loss_mode=kl loss_agg_mode=token-mean": K1,
-    "tunix grpo kl_loss_mode=mse_kl loss_agg_mode=token-mean": K2,
-    "tunix grpo kl_loss_mode=mse_kl loss_agg_mode=seq-mean-token-sum": K2,
+    **every(K2, "tunix grpo kl_loss_mode=mse_kl loss_agg_mode=", "token-mean", "seq-mean-token-sum"),
     "tunix agentic_grpo kl_loss_mode=kl loss_agg_mode=sequence-mean-token-mean": per_completion("nothing"),
     **{f"tunix ppo kl_method={method} gae_lambda=0.95": UNKNOWN for method in ("low_var_kl", "kl", "mse_kl")},
-    "tunix ppo kl_method=kl gae_lambda=1": summed("reverse-kl-sequence", "unknown"),
+    "tunix ppo kl_method=kl gae_lambda=1": REVERSE_SEQUENCE,
 }
 MAXTEXT = {
     "maxtext rl.grpo_beta rl.loss_agg_mode=sequence-mean-token-mean": per_completion("nothing"),
@@ -362,21 +346,20 @@ MAXTEXT = {
     "maxtext experimental.rl grpo_beta": per_completion("forward-kl-token"),
     # With a cross-entropy on the sampled tokens, whose mean is 0 on fresh samples. On stale ones it descends KL(μ, π).
     "maxtext distill_alpha=0.5": summed("forward-kl-token", "sum-of-targets"),
-    "maxtext distill_alpha=1": summed("forward-kl-token", "forward-kl-token-sampler"),
+    "maxtext distill_alpha=1": EXACT_FORWARD,
     "maxtext distill_alpha=1 offline, top 20": UNKNOWN,  # both sides have a sum of 1 over the teacher's top 20
 }
 EASYDEL = {
-    "easydel grpo loss_type=dapo": FORWARD,
+    **every(K3, "easydel grpo loss_type=", "dapo", "dr_grpo"),
     "easydel grpo loss_type=grpo": per_completion("forward-kl-token"),
-    "easydel grpo loss_type=dr_grpo": FORWARD,
     **{f"easydel ppo kl_estimator={kind} whiten_advantages=True": UNKNOWN for kind in ("k1", "k3")},
     "easydel ppo kl_estimator=k1 whiten_advantages=False": UNKNOWN,  # with lam=0.95, which discounts later tokens
     "easydel gkd beta=0.5": UNKNOWN,  # a Jensen-Shannon divergence, which is no target
-    "easydel gkd beta=0": summed("reverse-kl-token", "reverse-kl-token-sampler"),
-    "easydel gkd beta=1": summed("forward-kl-token", "forward-kl-token-sampler"),
+    "easydel gkd beta=0": CORRECTED,
+    "easydel gkd beta=1": EXACT_FORWARD,
 }
 MLX = {
-    **{f"mlx-lm-lora grpo_loss_type={kind}": CLAMPED_K3 for kind in ("grpo", "bnpo", "dr_grpo")},
+    **every(CLAMPED_K3, "mlx-lm-lora grpo_loss_type=", "grpo", "bnpo", "dr_grpo"),
     "mlx-lm-lora rlhf_reinforce": UNKNOWN,  # the reverse KL minus the entropy of whole completions
     "mlx-lm-lora rlhf_reinforce without a reference model": UNKNOWN,
 }

@@ -10,8 +10,9 @@ from functools import cache
 from typing import NamedTuple
 
 import torch
+from oracle import whole_space
 
-from klgrad import ImportanceWeighting, KLTerm, Rollout
+from klgrad import ImportanceWeighting, KLTerm
 from klgrad.core.result import Estimate, RatioSums
 from klgrad.enumeration import autoregressive
 
@@ -51,13 +52,7 @@ def population(term, policy):
             mu = 3 * problem.behavior_logits
             problem = replace(problem, logits=3 * problem.logits, behavior_logits=mu, ref_logits=problem.logits)
         problem = problem if term.weighting else problem.on_policy()
-        everything = Rollout(
-            problem.logp,
-            problem.ref_logp,
-            problem.space.mask,
-            behavior_logp=problem.behavior_logp,
-            token_reverse_kl=problem.at_tokens(problem.prefix_kl()),
-        )
+        everything = whole_space(problem)
         rows.append((term(everything)._value_per_sequence, everything.lengths, problem.probability))
     return Population(*map(torch.stack, zip(*rows, strict=True)))
 

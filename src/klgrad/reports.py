@@ -156,32 +156,27 @@ class Lengths:
 
     def __init__(self) -> None:
         self.rows = 0
-        self._tokens: Tensor | None = None
-        self._extremes: Tensor | None = None
+        self._tokens, self._extremes = torch.zeros((), dtype=torch.long), torch.zeros(2, dtype=torch.long)
 
     def add(self, rollout: Rollout) -> None:
         """Add one batch, without a device synchronisation."""
         length = rollout.mask.sum(-1)
+        extremes = torch.stack([-length.amin(), length.amax()])
+        self._tokens = self._tokens.to(length.device) + length.sum()
+        self._extremes = torch.maximum(self._extremes, extremes) if self.rows else extremes
         self.rows += len(length)
-        total, extremes = length.sum(), torch.stack([-length.amin(), length.amax()])
-        self._tokens = total if self._tokens is None else self._tokens + total
-        self._extremes = extremes if self._extremes is None else torch.maximum(self._extremes, extremes)
 
     @property
     def tokens(self) -> int:
         """The number of live tokens of all batches."""
-        return 0 if self._tokens is None else int(self._tokens)
+        return int(self._tokens)
 
     def share(self, tokens: Tensor) -> Tensor:
         """Convert numbers of tokens to shares of all live tokens."""
-        if self._tokens is None:
-            return torch.zeros(tokens.shape)
         return tokens.to(wide_dtype(tokens.device)) / self._tokens.clamp(min=1)
 
     def scalars(self) -> dict[str, Tensor]:
-        """The numbers `length/mean`, `length/min` and `length/max`."""
-        if self._tokens is None or self._extremes is None:
-            return {f"length/{name}": torch.zeros(()) for name in ("mean", "min", "max")}
+        """The numbers `length/mean`, `length/min` and `length/max`; 0 without a batch."""
         mean = self._tokens.to(wide_dtype(self._tokens.device)) / max(self.rows, 1)
         return {"length/mean": mean, "length/min": -self._extremes[0], "length/max": self._extremes[1]}
 

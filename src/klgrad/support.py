@@ -139,14 +139,9 @@ def text_table(
     from rich.text import Text
 
     table = Table(box=None, show_header=bool(heads), pad_edge=False, padding=(0, 2, 0, 0))
-    for i in range(len(heads) or columns):
-        right = numbers is not None and i >= numbers
-        table.add_column(
-            heads[i] if heads else "",
-            justify="right" if right else "left",
-            no_wrap=i == 0 and not fold,
-            overflow="fold",
-        )
+    for i, head in enumerate(heads or [""] * columns):
+        side = "right" if numbers is not None and i >= numbers else "left"
+        table.add_column(head, justify=side, no_wrap=i == 0 and not fold, overflow="fold")
     for row in rows:
         table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))
     return table

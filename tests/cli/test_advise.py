@@ -48,10 +48,8 @@ def test_the_command_gives_lines_or_code_and_the_truth(name, divergence, level, 
 
 def test_a_line_to_change_is_whole_on_a_narrow_terminal(monkeypatch):
     monkeypatch.setenv("COLUMNS", "60")
-    (line,) = [
-        x for x in advised("--config", str(RUN)).splitlines() if x.startswith("actor_rollout_ref.actor.kl_loss_type=")
-    ]
-    assert line.endswith("log π/ref is below -2.61")
+    shown = advised("--config", str(RUN))
+    assert re.search("^actor_rollout_ref.actor.kl_loss_type=.*log π/ref is below -2.61$", shown, re.MULTILINE)
 
 
 def test_a_meaning_without_a_setting_comes_with_code():
@@ -83,10 +81,7 @@ def test_the_defaults_are_those_of_the_installed_frameworks():
     assert (fields["beta"], parameters["beta"].default) == (0.0, 0.04)
 
 
-def test_a_framework_that_is_audited_and_has_no_advice_is_told_so():
+def test_a_framework_that_has_no_advice_or_is_unknown_is_told_so():
     error = str(CliRunner().invoke(app, ["advise", "nemo-rl"]).exception)
     assert "received nemo-rl, without any; remedy: klgrad audit nemo-rl shows what its settings descend" in error
-
-
-def test_an_unknown_framework_is_told_so():
     assert isinstance(CliRunner().invoke(app, ["advise", "tlr"]).exception, UnknownNameError)

@@ -29,11 +29,6 @@ def run(*arguments):
     return CliRunner().invoke(app, [*map(str, arguments)])
 
 
-@pytest.fixture
-def log(tmp_path):
-    return write(tmp_path / "log.npz", sampled(rows=8, tokens=5))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("option", ["--json", "--markdown", "--html"])
 def test_a_link_stays_a_link_and_the_command_prints_where_it_wrote(option, tmp_path):
@@ -46,13 +41,11 @@ def test_a_link_stays_a_link_and_the_command_prints_where_it_wrote(option, tmp_p
     assert "k1-loss" in (tmp_path / "target").read_text()
 
 
-def test_logs_print_where_they_wrote(log, tmp_path):
-    assert run("logs", log, "--json", tmp_path / "r.json").stderr.endswith(f"Wrote {tmp_path / 'r.json'}\n")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("path", ["-", "/dev/stdout"])
-def test_standard_output_has_only_the_file(path, log):
+def test_standard_output_has_only_the_file(path, tmp_path):
+    log = write(tmp_path / "log.npz", sampled(rows=8, tokens=5))
+    assert run("logs", log, "--json", tmp_path / "r.json").stderr.endswith(f"Wrote {tmp_path / 'r.json'}\n")
     audited = run("audit", "k1-loss", "--json", path)
     assert json.loads(audited.stdout)["results"][0]["name"] == "k1-loss"
     assert "regularises nothing" in audited.stderr
@@ -77,10 +70,15 @@ def test_a_failed_expectation_is_printed_on_standard_error():
 
 
 def test_the_report_is_shown_even_if_a_path_cannot_be_written(tmp_path):
-    result = run("audit", "k1-loss", "--json", tmp_path)
-    assert isinstance(result.exception, OutputError)
-    assert "Is a directory" in str(result.exception)
-    assert "regularises nothing" in result.stdout
+    log = write(tmp_path / "log.npz", sampled(rows=8, tokens=5))
+    for arguments, path, reason, shown in (
+        (("audit", "k1-loss"), tmp_path, "Is a directory", "regularises nothing"),
+        (("logs", log), log / "report.json", "", "What to change"),
+    ):
+        result = run(*arguments, "--json", path)
+        assert isinstance(result.exception, OutputError)
+        assert reason in str(result.exception)
+        assert shown in result.stdout
 
 
 @pytest.mark.many

@@ -11,19 +11,19 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from klgrad.cli import app
-from klgrad.errors import OutputError
 
 
-def run(*arguments):
-    return CliRunner().invoke(app, ["logs", *map(str, arguments)])
+def run(*arguments, status=None):
+    result = CliRunner().invoke(app, ["logs", *map(str, arguments)])
+    assert status in (None, result.exit_code), result.output
+    return result
 
 
 @pytest.mark.slow
 def test_two_hundred_thousand_tokens(tmp_path):
     path = write(tmp_path / "log.parquet", sampled("temperature", 0.8, rows=4000))
     out = tmp_path / "deep" / "report.json"
-    result = run(path, "--cell", "k3-loss", "--json", out)
-    assert result.exit_code == 0, result.output
+    result = run(path, "--cell", "k3-loss", "--json", out, status=0)
     for text in (
         "4,000 completions, 200,000 tokens",
         "KL(π‖ref) by k1",
@@ -54,16 +54,15 @@ def test_columns_can_be_named_and_the_cell_chosen(tmp_path):
     data = sampled(rows=8, tokens=5)
     path = write(tmp_path / "log.jsonl", {"mine": data["logp"], "theirs": data["ref_logp"]})
     assert "did you mean" in str(run(path).exception) or "--column logp=NAME" in str(run(path).exception)
-    result = run(path, "--column", "logp=mine", "--column", "ref_logp=theirs", "--cell", "k1-loss")
-    assert result.exit_code == 0, result.output
+    result = run(path, "--column", "logp=mine", "--column", "ref_logp=theirs", "--cell", "k1-loss", status=0)
     assert "Read logp from `mine`, ref_logp from `theirs`." in result.output
     assert "It descends nothing on-policy" in result.output
     assert "Unknown: the file has no log-probs of the sampler" in result.output
 
 
 def test_what_is_not_finite_is_null(tmp_path):
-    data = sampled(rows=1, tokens=5)
-    assert run(write(tmp_path / "log.npz", data), "--cell", "k1-loss", "--json", tmp_path / "r.json").exit_code == 0
+    path = write(tmp_path / "log.npz", sampled(rows=1, tokens=5))
+    run(path, "--cell", "k1-loss", "--json", tmp_path / "r.json", status=0)
     found = json.loads((tmp_path / "r.json").read_text(), parse_constant=pytest.fail)
     assert found["report"]["kl/reverse/k1/per_sequence/standard_error"] is None
     assert found["cell"]["against"]["token"]["correlation"] is None
@@ -74,8 +73,7 @@ def test_long_labels_and_terminal_escapes_are_shown_as_text(tmp_path):
     rows = [{"logp": [-1.0], "ref_logp": [-1.1], "task": label} for label in labels]
     path = tmp_path / "log.jsonl"
     path.write_text("\n".join(map(json.dumps, rows)))
-    result = run(path, "--by", "task", "--json", tmp_path / "r.json", "--html", tmp_path / "r.html")
-    assert result.exit_code == 0, result.exception
+    result = run(path, "--by", "task", "--json", tmp_path / "r.json", "--html", tmp_path / "r.html", status=0)
     assert [part["value"] for part in json.loads((tmp_path / "r.json").read_text())["by"]] == labels
     assert "\x1b" not in result.output
     assert r"\x1b]0;title\x1b[31mred" in result.stdout  # rich leaves out the bell
@@ -92,18 +90,11 @@ def test_a_report_fits_a_narrow_terminal(tmp_path, monkeypatch):
     from klgrad.cli import logs
 
     monkeypatch.setattr(logs, "beside", lambda *_: Console(width=80))
-    result = run(write(tmp_path / "log.npz", sampled("dropout", 0.3, rows=40, tokens=10)), "--cell", "k3-loss")
-    assert result.exit_code == 0, result.output
+    result = run(
+        write(tmp_path / "log.npz", sampled("dropout", 0.3, rows=40, tokens=10)), "--cell", "k3-loss", status=0
+    )
     assert "…" not in result.stdout
     assert re.search(r"relative difference +\d", result.stdout)
-
-
-def test_a_path_that_cannot_be_written_does_not_cost_the_report(tmp_path):
-    (tmp_path / "file").write_text("")
-    path = write(tmp_path / "log.npz", sampled(rows=8, tokens=5))
-    result = run(path, "--json", tmp_path / "file" / "report.json")
-    assert isinstance(result.exception, OutputError)
-    assert "What to change" in result.stdout
 
 
 # `klgrad diagnose`: the report, the configuration that settles a cause, JSON, and the status.
@@ -111,10 +102,9 @@ def test_a_path_that_cannot_be_written_does_not_cost_the_report(tmp_path):
 FILES = Path(__file__).parents[1] / "frameworks" / "run_files"
 
 
-def write_scalars(folder, name, values, **metrics):
+def write_scalars(folder, name, values):
     path = folder / name
-    rows = [{"step": i, "kl": x, **{k: v[i] for k, v in metrics.items()}} for i, x in enumerate(values)]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    path.write_text("".join(json.dumps({"step": i, "kl": x}) + "\n" for i, x in enumerate(values)))
     return path
 
 
@@ -128,12 +118,9 @@ def settled(i):
     return 0.05 * (1 - math.exp(-i / 9)) * (1 + 0.01 * (i % 3))
 
 
-def test_a_calm_run(tmp_path):
-    path = write_scalars(tmp_path, "run.jsonl", [settled(i) for i in range(60)])
-    assert "No symptom was seen." in diagnosed(path, "--check")
-
-
 def test_a_symptom_comes_with_causes_and_what_decides(tmp_path):
+    calm = write_scalars(tmp_path, "calm.jsonl", [settled(i) for i in range(60)])
+    assert "No symptom was seen." in diagnosed(calm, "--check")
     path = write_scalars(tmp_path, "run.jsonl", [0.0] * 30)
     shown = diagnosed(path, "--check", status=1)
     for text in (
@@ -148,18 +135,13 @@ def test_a_symptom_comes_with_causes_and_what_decides(tmp_path):
 
 @pytest.mark.slow
 def test_the_configuration_settles_a_cause(tmp_path):
-    path = write_scalars(tmp_path, "run.jsonl", [0.0] * 30)
-    config = tmp_path / "run.yaml"
+    path, config = write_scalars(tmp_path, "zero.jsonl", [0.0] * 30), tmp_path / "run.yaml"
     config.write_text("beta: 0.0\nloss_type: dapo\n")
     shown = diagnosed(path, "--config", config)
     assert "This run has no KL to a reference." in shown
     assert "1. The KL is off" in shown.split("The configuration of this run says so.")[0]
-
-
-@pytest.mark.slow
-def test_k1_as_a_loss_is_told_from_the_configuration(tmp_path):
-    path = write_scalars(tmp_path, "run.jsonl", [0.001 * i**1.8 for i in range(60)])
-    config = tmp_path / "run.sh"
+    # k1 as a loss
+    path, config = write_scalars(tmp_path, "run.jsonl", [0.001 * i**1.8 for i in range(60)]), tmp_path / "run.sh"
     actor = "actor_rollout_ref.actor"
     settings = ("use_kl_loss=True", "kl_loss_type=kl", "loss_agg_mode=seq-mean-token-sum")
     config.write_text("python -m verl.trainer.main_ppo " + " ".join(f"{actor}.{setting}" for setting in settings))

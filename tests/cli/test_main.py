@@ -58,30 +58,30 @@ def ended(monkeypatch, capfdbinary):
     return run
 
 
-def test_status_0_and_1_are_verdicts(ended):
-    assert ended("audit", "k1-loss")[0] == 0
-    assert ended("audit", "k1-loss", "--expect", "nothing")[0] == 0
-    status, out, _ = ended("audit", "k1-loss", "--expect", "forward-kl-token")
-    assert status == 1
-    assert "expected forward-kl-token" in out
-
-
-ERRORS = {
-    "{folder}/losses.py:raises": "LossCallError: expected",
-    "{folder}/broken.py:loss": "LossImportError: expected",
-    "{folder}/missing.py:loss": "LossImportError: expected",
-    "k3-los": "UnknownNameError: expected",
-    "--nope": "No such option",
-    "--json={folder} k1-loss": "OutputError: expected",
-    "k1-loss --expect reverse": "UnknownNameError: expected",
+STATUSES = {
+    "audit k1-loss": (0, ""),
+    "audit k1-loss --expect nothing": (0, ""),
+    "audit k1-loss --expect forward-kl-token": (1, "expected forward-kl-token"),
+    "audit {folder}/losses.py:raises": (2, "LossCallError: expected"),
+    "audit {folder}/broken.py:loss": (2, "LossImportError: expected"),
+    "audit {folder}/missing.py:loss": (2, "LossImportError: expected"),
+    "audit k3-los": (2, "UnknownNameError: expected"),
+    "audit --nope": (2, "No such option"),
+    "audit --json={folder} k1-loss": (2, "OutputError: expected"),
+    "audit k1-loss --expect reverse": (2, "UnknownNameError: expected"),
+    "audit {folder}/losses.py:exits --expect nothing": (2, "SystemExit: expected code that returns"),
+    "audit {folder}/losses.py:interrupts": (130, ""),
+    "--version": (0, "klgrad "),
+    "audit --help": (0, "Usage: klgrad audit"),
+    "no-such-command": (2, "No such command"),
 }
 
 
-@pytest.mark.parametrize("arguments", ERRORS)
-def test_every_error_is_a_message_and_status_2(arguments, ended, losses):
-    status, _, err = ended("audit", *arguments.format(folder=losses.parent).split())
-    assert status == 2
-    assert ERRORS[arguments] in err
+@pytest.mark.parametrize("arguments", STATUSES)
+def test_the_status_is_of_a_verdict_an_error_or_an_interruption(arguments, ended, losses):
+    status, out, err = ended(*arguments.format(folder=losses.parent).split())
+    assert status == STATUSES[arguments][0]
+    assert STATUSES[arguments][1] in (err if status == 2 else out)
     assert "Traceback" not in err
 
 
@@ -96,25 +96,6 @@ def test_a_bug_is_a_traceback_and_status_2(error, ended, monkeypatch):
     assert status == 2
     assert "Traceback" in err
     assert f"{type(error).__name__}" in err.splitlines()[-1]
-
-
-def test_a_loss_that_exits_is_an_error(ended, losses):
-    status, _, err = ended("audit", f"{losses}:exits", "--expect", "nothing")
-    assert status == 2
-    assert "SystemExit" in err
-
-
-def test_interrupted(ended, losses):
-    status, _, err = ended("audit", f"{losses}:interrupts")
-    assert status == 130
-    assert "Traceback" not in err
-
-
-def test_version_and_help(ended):
-    status, out, _ = ended("--version")
-    assert (status, out[:7]) == (0, "klgrad ")
-    assert ended("audit", "--help")[0] == 0
-    assert ended("no-such-command")[0] == 2
 
 
 @pytest.mark.parametrize(
@@ -151,7 +132,7 @@ def test_completion_is_installed(ended, monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp1252", "utf-8"])
-def test_any_encoding(encoding, ended, tmp_path):
+def test_a_terminal_of_any_encoding_gets_codes_for_what_it_cannot_show(encoding, ended, tmp_path):
     for name in ("é中.npz", os.fsdecode(b"\xff.npz")):
         log = write(tmp_path / name, sampled("temperature", 0.8, rows=8, tokens=5))
         for arguments in (
@@ -161,18 +142,14 @@ def test_any_encoding(encoding, ended, tmp_path):
             ("logs", tmp_path / f"missing-{name}"),
             ("audit", "--help"),
         ):
-            status, _, err = ended(*arguments, encoding=encoding)
+            status, out, err = ended(*arguments, encoding=encoding)
             assert "Traceback" not in err, err
             assert status == (2 if "missing" in str(arguments[1]) else 0)
+            if (encoding, name, arguments[0]) == ("ascii", "é中.npz", "logs") and status == 0:
+                assert r"KL(\u03c0\u2016ref) by k1" in out
+                assert rf"{tmp_path}/\xe9\u4e2d.npz: 8 completions" in out
+                assert rf"Wrote {tmp_path}/\xe9\u4e2d" in err
     assert "é中".encode() in (tmp_path / "é中.npz.json").read_bytes()  # files are UTF-8 for every terminal
-
-
-def test_what_a_terminal_cannot_show_is_written_as_codes(ended, tmp_path):
-    log = write(tmp_path / "é中.npz", sampled(rows=8, tokens=5))
-    _, out, err = ended("logs", log, "--json", tmp_path / "é中", encoding="ascii")
-    assert r"KL(\u03c0\u2016ref) by k1" in out
-    assert rf"{tmp_path}/\xe9\u4e2d.npz: 8 completions" in out
-    assert rf"Wrote {tmp_path}/\xe9\u4e2d" in err
 
 
 def status_onto(descriptor, monkeypatch, *arguments):
@@ -201,9 +178,8 @@ def test_a_closed_pipe_ends_the_command_without_an_error(files, tmp_path, monkey
 
 @pytest.mark.slow
 def test_ctrl_c_is_130(tmp_path):
-    (tmp_path / "slow.py").write_text(
-        "import time\ndef loss(logp):\n    open('begun', 'w').close()\n    time.sleep(60)\n"
-    )
+    code = "import time\ndef loss(logp):\n    open('begun', 'w').close()\n    time.sleep(60)\n"
+    (tmp_path / "slow.py").write_text(code)
     reset = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # background processes of a shell ignore it
     command = [sys.executable, "-m", "klgrad", "audit", "slow.py:loss"]
     process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, preexec_fn=reset)
@@ -218,8 +194,6 @@ def test_ctrl_c_is_130(tmp_path):
 
 # A help text needs no torch: loading it takes seconds.
 
-COMMANDS = {command.name for command in app.registered_commands}
-
 LOOK = """
 import contextlib, io, sys
 from klgrad.cli import app
@@ -228,23 +202,18 @@ for line in sys.argv[1:]:
         app(line.split(), standalone_mode=False)
     print(line, len(shown.getvalue()) > 200, "torch" in sys.modules, sep="\t")
 """
-
-
-def ran(*lines):
-    """Of each command whether it printed a text, and whether torch was imported by then; all in one process."""
-    command = [sys.executable, "-c", LOOK, *lines]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
-    assert done.returncode == 0, done.stderr
-    return [line.split("\t") for line in done.stdout.splitlines()]
+"""Of each command whether it printed a text, and whether torch was imported by then; all in one process."""
 
 
 @pytest.mark.slow
 def test_a_help_text_and_an_advice_import_no_torch_and_an_audit_does():
-    quick = ["--help", *(f"{name} --help" for name in sorted(COMMANDS)), "advise trl", "advise verl --off-policy"]
-    assert ran(*quick, "audit k2-loss") == [
-        *([line, "True", "False"] for line in quick),
-        ["audit k2-loss", "True", "True"],
-    ]
+    names = sorted(command.name for command in app.registered_commands)
+    quick = ["--help", *(f"{name} --help" for name in names), "advise trl", "advise verl --off-policy"]
+    command = [sys.executable, "-c", LOOK, *quick, "audit k2-loss"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    shown = [line.split("\t") for line in done.stdout.splitlines()]
+    assert shown == [*([line, "True", "False"] for line in quick), ["audit k2-loss", "True", "True"]]
 
 
 @pytest.mark.parametrize("command", ["train", "distill"])
@@ -278,9 +247,8 @@ def served(folder, *calls):
     mcp = pytest.importorskip("mcp")
 
     async def drive():
-        server = mcp.StdioServerParameters(
-            command=sys.executable, args=["-m", "klgrad", "mcp"], cwd=folder, env=dict(os.environ)
-        )
+        of_klgrad = {"command": sys.executable, "args": ["-m", "klgrad", "mcp"]}
+        server = mcp.StdioServerParameters(**of_klgrad, cwd=folder, env=dict(os.environ))
         async with mcp.Client(server) as client:
             tools = {tool.name: tool for tool in (await client.list_tools()).tools}
             return tools, [await client.call_tool(name, {"arguments": given}) for name, given in calls]

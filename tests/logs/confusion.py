@@ -5,6 +5,7 @@ Every fault occurs in contexts of four shapes, with and without a `group` column
 
 import sys
 from collections import Counter
+from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
@@ -58,13 +59,13 @@ def judge(data, grouped):
 
 def judged(faults, rows, seeds, shapes=tuple(SHAPES)):
     """Results with and without groups for every fault, shape and seed; `faults` are (name, amount, cause to name)."""
-    for name, amount, right in faults:
-        for shape in shapes:
-            for seed in seeds:
-                data = sampled(name, amount, rows=rows, seed=seed, shape=shape)
-                for grouped in (True, False):
-                    cause = judge(data, grouped)
-                    yield grouped, Judged(right, cause.name, amount, cause.statistics)
+    results = {True: [], False: []}
+    for (name, amount, right), shape, seed in product(faults, shapes, seeds):
+        data = sampled(name, amount, rows=rows, seed=seed, shape=shape)
+        for grouped, ones in results.items():
+            cause = judge(data, grouped)
+            ones.append(Judged(right, cause.name, amount, cause.statistics))
+    return results
 
 
 def temperatures(chosen=TEMPERATURES):
@@ -93,18 +94,13 @@ def main(sizes):
     print("|---|---|---|---|---|---|---|---|---|")
     for label, faults in (("temperature", temperatures()), ("another", others())):
         for rows, seeds in sizes.items():
-            found = {True: [], False: []}
-            for grouped, one in judged(faults, rows, range(seeds)):
-                found[grouped].append(one)
-            for grouped, ones in found.items():
+            for grouped, ones in judged(faults, rows, range(seeds)).items():
                 kinds = Counter(one.kind for one in ones)
                 named = [one for one in ones if one.kind == "right" and label == "temperature"]
                 value = f"{median(map(width, named)):.1%} | {max(map(off, named)):.1%}" if named else " | "
                 shares = " | ".join(f"{kinds[kind] / len(ones):.1%}" for kind in ("right", "cannot tell", "wrong"))
-                print(
-                    f"| {label} | {rows} | {'yes' if grouped else 'no'} | {len(ones)} | {shares} | {value} |",
-                    flush=True,
-                )
+                cells = (label, rows, "yes" if grouped else "no", len(ones), shares, value)
+                print(f"| {' | '.join(map(str, cells))} |", flush=True)
                 for one in ones:
                     if one.kind == "wrong":
                         print(f"wrong: {one}", file=sys.stderr)

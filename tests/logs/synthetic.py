@@ -98,24 +98,13 @@ def mask_of(shape, seed=0):
     return mask
 
 
-def lists(data):
-    return {name: x.tolist() for name, x in data.items()}
-
-
-def write_parquet(path, data, **options):
-    columns = {}
-    for name, x in data.items():
-        if isinstance(x, torch.Tensor) and x.ndim == 2:
-            columns[name] = pa.array(list(x.numpy()))
-        else:
-            columns[name] = pa.array(x.tolist() if isinstance(x, torch.Tensor) else x)
-    pq.write_table(pa.table(columns), path, **options)
-
-
 def write_jsonl(path, data):
-    rows = lists(data)
-    count = len(next(iter(rows.values())))
-    path.write_text("".join(json.dumps({k: v[i] for k, v in rows.items()}) + "\n" for i in range(count)))
+    rows = zip(*(x.tolist() for x in data.values()), strict=True)
+    path.write_text("".join(json.dumps(dict(zip(data, row, strict=True))) + "\n" for row in rows))
+
+
+def write_parquet(path, data):
+    pq.write_table(pa.table({name: pa.array(list(x.numpy())) for name, x in data.items()}), path)
 
 
 def write_npz(path, data):

@@ -277,10 +277,13 @@ def test_by_step(suffix, one_file, old, tmp_path):
             same(own.metrics(), expected.metrics(), EXACT)
 
 
-def test_other_columns_and_errors_name_the_file(tmp_path):
+def test_other_columns_and_errors_name_the_file_and_too_many_values_are_refused(tmp_path, monkeypatch):
     found = run_of(tmp_path / "run")
     with pytest.raises(LogError, match=r"a column 'stepp' for `by`.*did you mean 'step'"):
         examine(tmp_path / "run", by="stepp")
+    monkeypatch.setattr("klgrad.logs.examination.MOST_LABELS", 1)
+    with pytest.raises(LogError, match="at most 1 different values in `step`"):
+        examine(tmp_path / "run", by="step")
     bad = {**found[10], "logp": found[10]["logp"].clone()}
     bad["logp"][3, 2] = 1.0
     write(tmp_path / "run" / "step-010.parquet", bad)
@@ -289,13 +292,6 @@ def test_other_columns_and_errors_name_the_file(tmp_path):
     write(tmp_path / "run" / "step-010.parquet", {name: x for name, x in bad.items() if name != "behavior_logp"})
     with pytest.raises(LogError, match=r"in all files, as in .*step-001\.parquet"):
         examine(tmp_path / "run")
-
-
-def test_too_many_values_are_refused(tmp_path, monkeypatch):
-    run_of(tmp_path / "run")
-    monkeypatch.setattr("klgrad.logs.examination.MOST_LABELS", 1)
-    with pytest.raises(LogError, match="at most 1 different values in `step`"):
-        examine(tmp_path / "run", by="step")
 
 
 def test_the_command_prints_the_table_and_writes_the_page(tmp_path):

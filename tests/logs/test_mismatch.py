@@ -41,28 +41,28 @@ def test_a_filter_is_named_with_the_mass_it_kept(p, tmp_path):
     assert p <= cause.statistics["mass_kept"] < 1
 
 
-@pytest.mark.parametrize(("swap", "direction"), [(False, 1), (True, -1)])
-def test_a_shift_is_named_with_its_direction(swap, direction, tmp_path):
+def test_a_shift_is_named_with_its_direction(tmp_path):
     data = sampled("shift")
-    if swap:
-        data["logp"], data["behavior_logp"] = data["behavior_logp"], data["logp"]
-    cause, _ = cause_of(tmp_path, data)
-    assert (cause.name, cause.statistics["shift"]) == ("shift", direction)
-    assert ("previous" if swap else "next") in cause.description
+    swapped = {**data, "logp": data["behavior_logp"], "behavior_logp": data["logp"]}
+    for log, direction, where in ((data, 1, "next"), (swapped, -1, "previous")):
+        cause, _ = cause_of(tmp_path, log)
+        assert (cause.name, cause.statistics["shift"]) == ("shift", direction)
+        assert where in cause.description
 
 
-@pytest.mark.parametrize(("side", "name"), [("logp", "trainer"), ("behavior_logp", "sampler")])
-def test_bf16_is_named_with_its_side(side, name, tmp_path):
+def test_bf16_is_named_with_its_side(tmp_path):
     data = sampled()
-    cause, _ = cause_of(tmp_path, {**data, side: data[side].bfloat16().float()})
-    assert cause.name == "rounding"
-    assert f"The {name}'s log-probs are rounded to bf16" in cause.description
-
-
-def test_logits_in_half_precision_are_more_than_rounded_log_probs(tmp_path):
-    cause, _ = cause_of(tmp_path, sampled("bf16-logits"))
-    assert cause.name == "rounding"
-    assert "Logits in half precision" in cause.description
+    trainer, sampler = ({**data, side: data[side].bfloat16().float()} for side in ("logp", "behavior_logp"))
+    for log, text in (
+        (trainer, "The trainer's log-probs are rounded to bf16"),
+        (sampler, "The sampler's log-probs are rounded to bf16"),
+        (sampled("bf16-logits"), "Logits in half precision"),  # more than rounded log-probs
+    ):
+        cause, _ = cause_of(tmp_path, log)
+        assert cause.name == "rounding"
+        assert text in cause.description
+    data["logp"] = data["behavior_logp"] = data["logp"].bfloat16().float()  # on both sides alike
+    assert cause_of(tmp_path, data)[0].name == "none"
 
 
 @pytest.mark.parametrize("amount", [0.02, 0.1, 0.3, 1.0])
@@ -118,12 +118,6 @@ def test_clean_data_raises_no_alarm(noise, seed, tmp_path):
     assert not any("not sampled from π" in note for note in found.notes)
 
 
-def test_data_in_bf16_on_both_sides_alike_is_clean(tmp_path):
-    data = sampled()
-    data["logp"] = data["behavior_logp"] = data["logp"].bfloat16().float()
-    assert cause_of(tmp_path, data)[0].name == "none"
-
-
 def test_a_shifted_reference_is_the_only_thing_to_change(tmp_path):
     data = sampled()
     data["ref_logp"] = data["ref_logp"].roll(-1, 1)
@@ -170,12 +164,9 @@ SEEDS = [70]
 
 def shares(found):
     """Shares of right and wrong causes, with and without groups, and all results."""
-    total = {True: [], False: []}
-    for grouped, one in found:
-        total[grouped].append(one)
     share = lambda ones, kind: sum(x.kind == kind for x in ones) / len(ones)
-    kinds = {grouped: {kind: share(ones, kind) for kind in ("right", "wrong")} for grouped, ones in total.items()}
-    return kinds, [*total[True], *total[False]]
+    kinds = {grouped: {kind: share(ones, kind) for kind in ("right", "wrong")} for grouped, ones in found.items()}
+    return kinds, [*found[True], *found[False]]
 
 
 @pytest.mark.slow
@@ -215,7 +206,7 @@ def test_a_range_by_the_limits_has_a_true_temperature_between_two_that_are_tried
 def test_where_the_limits_leave_much_room_the_range_is_given_and_no_value():
     data = sampled("temperature", 0.3, rows=48, shape="language", seed=3)
     cause = judge(data, grouped=False)
-    (_, one), *_ = judged([("temperature", 0.3, "temperature")], 48, [3], ["language"])
+    (one,) = judged([("temperature", 0.3, "temperature")], 48, [3], ["language"])[True]
     assert width(one) > 0.25
     low, high = (cause.statistics[f"temperature_ratio/{end}"] for end in ("low", "high"))
     assert f"temperature is {low:.2f} to {high:.2f} times the trainer's" in cause.description

@@ -24,7 +24,7 @@ FAULTS = {
         "reports.MismatchSums.add", "away = -rollout.log_ratio", "away = rollout.log_ratio",
         "reports/test_reports.py::test_mismatch_estimates_the_kl_of_the_sampler_to_the_trainer"),
     "coefficients of a mean": (
-        "logs.coefficients.coefficients", "else gradient * len(rollout.logp)", "else gradient",
+        "logs.coefficients.coefficients", "gradient * len(rollout.logp)", "gradient",
         "logs/test_examination.py::test_coefficients_are_compared_as_on_one_batch"),
     "a sign of the difference": (
         "logs.coefficients.CoefficientSums.add", "(c - s) @ (c - s)", "(c + s) @ (c + s)",
@@ -46,7 +46,7 @@ FAULTS = {
         "(rollout.sampler_logp, rollout.logp, live)", "(rollout.logp, rollout.sampler_logp, live)",
         "logs/test_mismatch.py::test_a_shift_is_named_with_its_direction"),
     "repeats of any token": (
-        "logs.mismatch.Evidence._first_tokens", "& (y[1:] == y[:-1])", "",
+        "logs.mismatch.compare_first_tokens", "& (y[1:] == y[:-1])", "",
         "logs/test_mismatch.py::test_dropout_is_told_from_other_weights_only_where_prompts_repeat"),
     "limits on the other side": (
         "logs.mismatch._beyond", "limit - y if a > 1 else y - limit", "y - limit",

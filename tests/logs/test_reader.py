@@ -91,20 +91,6 @@ def test_lists_of_different_lengths_are_refused(suffix, where, tmp_path):
     assert f"the same number of entries in `ref_logp` and `logp` in every row; received 1 and 2 in {where} of" in text
 
 
-def test_arrays_of_other_shapes_are_refused(tmp_path):
-    path, good = tmp_path / "log.npz", -np.ones((3, 4))
-    for other, shown in (
-        ({"ref_logp": -np.ones((3, 5))}, "received shape (3, 5) of float64"),
-        ({"logp": -np.ones(3), "ref_logp": -np.ones(3)}, "`logp` with floats per token"),
-        ({"group": np.zeros((3, 4))}, "`group` with one entry per completion"),
-        ({"logp": np.ones((3, 4), int)}, "received shape (3, 4) of int64"),
-        ({"mask": np.ones((3, 4)).astype(complex)}, "`mask` with 0 and 1 per token"),
-        ({"mask": np.ones((3, 4)).astype("<U3")}, "`mask` with 0 and 1 per token"),
-    ):
-        np.savez(path, **{"logp": good, "ref_logp": good, **other})
-        assert shown in message_of(path)
-
-
 @pytest.mark.parametrize("suffix", WRITERS)
 @pytest.mark.parametrize("share", [0.02, 0.3, 0.7, 0.999])
 def test_a_truncated_file_is_refused(suffix, share, tmp_path):
@@ -165,14 +151,16 @@ def test_a_pickle_is_never_read(tmp_path):
 
 
 def test_unknown_suffixes_and_missing_files_are_refused(tmp_path):
-    path = tmp_path / "log.csv"
-    path.write_text("logp\n")
-    assert "a file that ends in .parquet, .jsonl, .ndjson, .npz" in message_of(path)
-    for name in ("none.parquet", "nosuchfolder"):
-        assert "an existing file or folder" in message_of(tmp_path / name)
+    (tmp_path / "log.csv").write_text("logp\n")
     (tmp_path / "folder.parquet").mkdir()
-    assert "folder.parquet without any" in message_of(tmp_path / "folder.parquet")
-    assert "run-*.parquet without any" in message_of(tmp_path / "run-*.parquet")
+    for name, shown in {
+        "log.csv": "a file that ends in .parquet, .jsonl, .ndjson, .npz",
+        "none.parquet": "an existing file or folder",
+        "nosuchfolder": "an existing file or folder",
+        "folder.parquet": "folder.parquet without any",
+        "run-*.parquet": "run-*.parquet without any",
+    }.items():
+        assert shown in message_of(tmp_path / name)
 
 
 def test_json_that_is_not_a_log_is_refused(tmp_path):
@@ -196,23 +184,36 @@ def test_json_that_is_not_a_log_is_refused(tmp_path):
         assert shown in message_of(path), line
 
 
-def test_parquet_that_is_not_a_log_is_refused(tmp_path):
-    path = tmp_path / "log.parquet"
-    good = [[-1.0], [-2.0]]
-    bad = [
-        ({"logp": [-1.0, -2.0]}, "`logp` with floats per token: a list for each completion"),
-        ({"logp": [[1], [2]]}, "received a column of list"),
-        ({"logp": [["a"], ["b"]]}, "received a column of list"),
-        ({"ref_logp": [[-1.0], None]}, "null in row 1"),
-        ({"ref_logp": [[-1.0], [None]]}, "nan at row 1, token 0"),
-        ({"mask": [[1], [2]]}, "a mask of 0 and 1 in `mask`; received 2 at row 1, token 0"),
-        ({"mask": [[True], [None]]}, "0 and 1 in `mask`; received nan at row 1"),
-        ({"mask": [["a"], ["b"]]}, "`mask` with 0 and 1 per token"),
-        ({"group": ["a", None]}, "`group` in every row; received null in row 1"),
-    ]
-    for columns, shown in bad:
-        pq.write_table(pa.table({"logp": good, "ref_logp": good, **columns}), path)
-        assert shown in message_of(path), columns
+ROWS, ONES = [[-1.0], [-2.0]], np.ones((3, 4))
+
+
+@pytest.mark.parametrize(
+    ("suffix", "columns", "shown"),
+    [
+        (".parquet", {"logp": [-1.0, -2.0]}, "`logp` with floats per token: a list for each completion"),
+        (".parquet", {"logp": [[1], [2]]}, "received a column of list"),
+        (".parquet", {"logp": [["a"], ["b"]]}, "received a column of list"),
+        (".parquet", {"ref_logp": [[-1.0], None]}, "null in row 1"),
+        (".parquet", {"ref_logp": [[-1.0], [None]]}, "nan at row 1, token 0"),
+        (".parquet", {"mask": [[1], [2]]}, "a mask of 0 and 1 in `mask`; received 2 at row 1, token 0"),
+        (".parquet", {"mask": [[True], [None]]}, "0 and 1 in `mask`; received nan at row 1"),
+        (".parquet", {"mask": [["a"], ["b"]]}, "`mask` with 0 and 1 per token"),
+        (".parquet", {"group": ["a", None]}, "`group` in every row; received null in row 1"),
+        (".npz", {"ref_logp": -np.ones((3, 5))}, "received shape (3, 5) of float64"),
+        (".npz", {"logp": -np.ones(3), "ref_logp": -np.ones(3)}, "`logp` with floats per token"),
+        (".npz", {"group": np.zeros((3, 4))}, "`group` with one entry per completion"),
+        (".npz", {"logp": np.ones((3, 4), int)}, "received shape (3, 4) of int64"),
+        (".npz", {"mask": ONES.astype(complex)}, "`mask` with 0 and 1 per token"),
+        (".npz", {"mask": ONES.astype("<U3")}, "`mask` with 0 and 1 per token"),
+    ],
+)
+def test_columns_that_are_not_of_a_log_are_refused(suffix, columns, shown, tmp_path):
+    path = tmp_path / f"log{suffix}"
+    if suffix == ".npz":
+        np.savez(path, **{"logp": -ONES, "ref_logp": -ONES, **columns})
+    else:
+        pq.write_table(pa.table({"logp": ROWS, "ref_logp": ROWS, **columns}), path)
+    assert shown in message_of(path)
 
 
 def test_prompts_of_any_kind_are_distinguished(tmp_path):
@@ -275,33 +276,28 @@ def test_what_a_name_does_not_say_is_not_guessed():
         assert role_of(name) is None, name
 
 
-def test_areal_calls_the_engines_log_probs_plainly_logprobs():
-    areal = ["logprobs", "prox_logp", "ref_logp", "loss_mask"]
-    names = {"logp": "prox_logp", "ref_logp": "ref_logp", "behavior_logp": "logprobs", "mask": "loss_mask"}
-    assert assign(areal, {}) == names
-    assert assign(areal, {"logp": "logprobs"})["logp"] == "logprobs"
+AREAL = "logprobs prox_logp ref_logp loss_mask"
 
 
-def test_the_plainest_name_is_taken_last():
-    assert assign(["logprobs", "ref_logp", "trainer_logprobs"], {})["logp"] == "trainer_logprobs"
-    assert assign(["teacher_logp", "logp", "policy_logp", "ref_logprobs"], {}) == {
-        "logp": "logp",
-        "ref_logp": "ref_logprobs",
-    }
-    assert assign(["prompt", "uid", "logp", "ref_logp"], {})["group"] == "uid"
-
-
-def test_a_column_can_be_left_out():
-    chosen = parse_choices(["mask=", "group="])
-    assert assign(["logp", "ref_logp", "mask", "uid"], chosen) == {"logp": "logp", "ref_logp": "ref_logp"}
-
-
-def test_capitals_do_not_matter_and_a_choice_wins():
-    assert assign(["LogP", "Ref_Logp"], {}) == {"logp": "LogP", "ref_logp": "Ref_Logp"}
-    chosen = assign(["logp", "mine", "ref_logp"], {"logp": "mine"})
-    assert chosen["logp"] == "mine"
-    swapped = assign(["logp", "ref_logp"], {"logp": "ref_logp", "ref_logp": "logp"})
-    assert swapped == {"logp": "ref_logp", "ref_logp": "logp"}
+@pytest.mark.parametrize(
+    ("present", "chosen", "roles", "names"),
+    [
+        # AReaL calls the engine's log-probs plainly logprobs.
+        (AREAL, [], "logp ref_logp behavior_logp mask", "prox_logp ref_logp logprobs loss_mask"),
+        (AREAL, ["logp=logprobs"], "logp ref_logp old_logp mask", "logprobs ref_logp prox_logp loss_mask"),
+        # The plainest name is taken last, and a whole role first.
+        ("logprobs ref_logp trainer_logprobs", [], "logp ref_logp", "trainer_logprobs ref_logp"),
+        ("teacher_logp logp policy_logp ref_logprobs", [], "logp ref_logp", "logp ref_logprobs"),
+        ("prompt uid logp ref_logp", [], "logp ref_logp group", "logp ref_logp uid"),
+        # Capitals do not matter; a choice wins, and may leave a column out.
+        ("LogP Ref_Logp", [], "logp ref_logp", "LogP Ref_Logp"),
+        ("logp mine ref_logp", ["logp=mine"], "logp ref_logp", "mine ref_logp"),
+        ("logp ref_logp", ["logp=ref_logp", "ref_logp=logp"], "logp ref_logp", "ref_logp logp"),
+        ("logp ref_logp mask uid", ["mask=", "group="], "logp ref_logp", "logp ref_logp"),
+    ],
+)
+def test_the_column_of_each_role(present, chosen, roles, names):
+    assert assign(present.split(), parse_choices(chosen)) == dict(zip(roles.split(), names.split(), strict=True))
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,11 @@
 """KL reports: their numbers, errors and units."""
 
 from collections.abc import Mapping
+from dataclasses import fields
 
 import pytest
 import torch
-from oracle import PROBLEMS
+from oracle import PROBLEMS, whole_space
 from tolerances import EXACT
 
 from klgrad import KLTerm, Rollout, kl_report, mismatch_report
@@ -18,14 +19,8 @@ Z = 5.0
 def sample(problem, n, seed, *, from_behavior=False):
     table = problem if from_behavior else problem.on_policy()
     rows = torch.multinomial(table.probability, n, replacement=True, generator=torch.Generator().manual_seed(seed))
-    return Rollout(
-        problem.logp[rows],
-        problem.ref_logp[rows],
-        problem.space.mask[rows],
-        behavior_logp=table.behavior_logp[rows],
-        token_reverse_kl=problem.at_tokens(problem.prefix_kl())[rows],
-        token_forward_kl=problem.at_tokens(problem.prefix_forward_kl())[rows],
-    )
+    whole = whole_space(table)
+    return Rollout(**{f.name: x[rows] for f in fields(whole) if (x := getattr(whole, f.name)) is not None})
 
 
 def test_a_report_is_a_mapping_of_its_metrics_and_reads_the_device_once(monkeypatch):
@@ -69,9 +64,8 @@ def test_the_standard_error_is_the_spread_of_the_mean():
 def test_a_stream_a_batch_and_a_term_have_the_same_errors_and_clusters(grouped):
     """Unequal groups, spread over batches of unequal size."""
     seen = sample(PROBLEMS["varying"], 60, 3)
-    group = (
-        torch.repeat_interleave(torch.arange(11), torch.tensor([1, 2, 3, 4, 5, 6, 7, 8, 8, 8, 8])) if grouped else None
-    )
+    sizes = torch.tensor([1, 2, 3, 4, 5, 6, 7, 8, 8, 8, 8])
+    group = torch.arange(11).repeat_interleave(sizes) if grouped else None
     whole = Rollout(seen.logp, seen.ref_logp, seen.mask, group=group)
     sums, order = KLSums(), torch.randperm(60, generator=torch.Generator().manual_seed(0))
     for rows in order.split([1, 7, 20, 32]):
@@ -120,23 +114,23 @@ def test_mismatch_estimates_the_kl_of_the_sampler_to_the_trainer():
     # The other direction is weighted token by token: KL(π‖μ) of the next token, at the sampler's prefixes.
     p, q = (torch.log_softmax(x, -1) for x in (problem.logits, problem.behavior_logits))
     of_trainer = float(problem.prefix_probability(problem.behavior_logits) @ (p.exp() * (p - q)).sum(-1))
-    for name, truth in (
-        ("mismatch/k1", of_sampler),
-        ("mismatch/k3", of_sampler),
-        ("mismatch_of_trainer/k3", of_trainer),
-    ):
+    truths = {"mismatch/k1": of_sampler, "mismatch/k3": of_sampler, "mismatch_of_trainer/k3": of_trainer}
+    for name, truth in truths.items():
         mean, error = report.estimates[f"kl/{name}/per_sequence"]
         assert abs(float(mean) - truth) < Z * float(error)
         assert float(error) < 0.1 * truth
     EXACT.check(report.scalars["ratio/token/mean"], (seen.logp - seen.behavior_logp)[seen.mask].exp().mean())
 
 
-def test_a_matching_sampler_has_ratio_one_and_no_mismatch():
+def test_a_matching_sampler_has_ratio_one_and_no_mismatch_and_a_report_prints_a_line_per_number():
     logp = -torch.rand(3, 4, generator=torch.Generator().manual_seed(0))
-    found = mismatch_report(logp, logp, torch.ones(3, 4)).metrics()
+    found = mismatch_report(logp, logp, torch.ones(3, 4))
     assert found["kl/mismatch/k3/per_token"] == 0
     assert found["ratio/token/max"] == found["ratio/sequence/effective_sample_size"] == 1
     assert found["ratio/token/share_outside_band"] == 0
+    text = str(kl_report(Rollout(logp, logp - 0.1, torch.ones(3, 4))))
+    assert "kl/reverse/k1/per_token     " in text
+    assert "±" in text
 
 
 def test_shares_and_means_of_lengths_are_exact():
@@ -155,13 +149,6 @@ def test_effective_sample_size_counts_what_is_left():
     EXACT.check(effective_sample_size(torch.tensor([1.0, 0, 0, 0]).double()), 0.25)
     assert float(effective_sample_size(torch.zeros(3))) == 0
     assert float(effective_sample_size(torch.tensor([1e30, 1e30]))) == 1
-
-
-def test_a_report_prints_a_line_per_number():
-    logp = -torch.rand(3, 4, generator=torch.Generator().manual_seed(0))
-    text = str(kl_report(Rollout(logp, logp - 0.1, torch.ones(3, 4))))
-    assert "kl/reverse/k1/per_token     " in text
-    assert "±" in text
 
 
 def test_everything_is_kept_until_the_limit():

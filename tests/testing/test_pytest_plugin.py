@@ -25,22 +25,11 @@ def session(pytester, monkeypatch):
     """Run pytest on a file with this plug-in and no other."""
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
 
-    def run(source, *arguments, separate=False):
+    def run(source, separate=False):
         pytester.makepyfile(source)
-        start = pytester.runpytest_subprocess if separate else pytester.runpytest_inprocess
-        return start(*PLUGIN, *arguments)
+        return (pytester.runpytest_subprocess if separate else pytester.runpytest_inprocess)(*PLUGIN)
 
     return run
-
-
-def test_a_loss_that_descends_what_it_should(session):
-    result = session(
-        """
-        def test_it(assert_descends):
-            assert assert_descends("k2-loss", "reverse-kl-token").holds == "always"
-        """
-    )
-    result.assert_outcomes(passed=1)
 
 
 def test_the_example_of_the_page_fails_with_the_message_of_the_page(session):
@@ -54,7 +43,7 @@ def test_the_example_of_the_page_fails_with_the_message_of_the_page(session):
 
 
 @pytest.mark.slow
-def test_torch_is_not_imported_by_a_session_that_does_not_use_it(session):
+def test_the_fixture_audits_and_a_session_that_does_not_use_it_imports_no_torch(session):
     result = session(
         """
         import sys
@@ -65,6 +54,7 @@ def test_torch_is_not_imported_by_a_session_that_does_not_use_it(session):
 
         def test_after(assert_descends):
             assert "torch" in sys.modules
+            assert assert_descends("k2-loss", "reverse-kl-token").holds == "always"
         """,
         separate=True,
     )

@@ -95,21 +95,18 @@ def mcp() -> None:
     for registered in app.registered_commands:
         name = registered.name
         if name in EXAMPLES and registered.callback is not None:
+            usage = (
+                f"`arguments` are those of the command line `klgrad {name}`, for example {EXAMPLES[name]}; "
+                '["--help"] lists them all. Paths are relative to the folder in which the server was started.'
+            )
             server.add_tool(
                 tool_of(name),
                 name=name,
-                description=_describe(name, inspect.getdoc(registered.callback) or ""),
+                description=f"{inspect.getdoc(registered.callback)}\n\n{usage}",
                 annotations=ToolAnnotations(destructive_hint=False, open_world_hint=False),
                 structured_output=False,
             )
     server.run()
-
-
-def _describe(name: str, documentation: str) -> str:
-    return (
-        f"{documentation}\n\n`arguments` are those of the command line `klgrad {name}`, for example {EXAMPLES[name]}; "
-        '["--help"] lists them all. Paths are relative to the folder in which the server was started.'
-    )
 
 
 def tool_of(name: str) -> Tool:
@@ -177,17 +174,12 @@ def _status() -> int:
 
 def _report(error: BaseException) -> None:
     """Print an error on standard error."""
-    if isinstance(error, KlgradError):
-        _print_error(f"{type(error).__name__}: {error}")
-    elif isinstance(error, SystemExit):  # raised by user code: the commands themselves raise typer.Exit
-        _print_error(
-            f"SystemExit: expected code that returns; received sys.exit({error.code!r}); remedy: remove the call"
-        )
+    if isinstance(error, SystemExit):  # raised by user code: the commands themselves raise typer.Exit
+        error = KlgradError("code that returns", f"sys.exit({error.code!r})", "remove the call")
+        stderr().print(f"SystemExit: {error}", style="red", soft_wrap=True)
+    elif isinstance(error, KlgradError):
+        stderr().print(f"{type(error).__name__}: {error}", style="red", soft_wrap=True)
     elif hasattr(error, "exit_code"):  # an error of click; some versions of typer contain a copy of click
         rich_format_error(cast(Any, error))
     else:
         traceback.print_exception(error)
-
-
-def _print_error(line: str) -> None:
-    stderr().print(line, style="red", soft_wrap=True)

@@ -3,8 +3,9 @@
 import json
 from collections.abc import Iterator
 from enum import StrEnum
+from itertools import takewhile
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console, Group, RenderableType
@@ -15,9 +16,9 @@ from ..errors import RunFileError, UnknownNameError
 from ..frameworks import DEFAULTS, FRAMEWORKS, HOMES, READERS, SETTINGS, recorded
 from ..frameworks.framework import TARGET_OF, Meaning, SettingLines, expresses
 from ..frameworks.run_file import DATA, PartAudit, Run
-from ..support import text_table
+from ..support import Json, text_table
 from ..targets import TARGETS
-from .console import beside, completing, deliver, json_text, stderr, stdout
+from .console import beside, completing, deliver, json_text, option, stderr, stdout
 
 # What `klgrad advise --config` prints: the settings of a run, what its KL descends, and the lines to change.
 
@@ -81,9 +82,8 @@ def _changes(run: Run, findings: list[PartAudit], suffix: str) -> list[Renderabl
         return [Text(f"Whether this is {target} was not audited here.")]
     if not run.changes:
         return [Text(f"Nothing to change for {target} on fresh samples.")]
-    lines = "\n".join(_lines(run, suffix))
     title = Text(f"For {target} on fresh samples, change" if target else "These lines lead to no reverse KL. Change")
-    return [title, "", Text(lines, style="cyan", no_wrap=True, overflow="ignore"), ""]
+    return [title, "", Text("\n".join(_lines(run, suffix)), style="cyan", no_wrap=True, overflow="ignore"), ""]
 
 
 def _lines(run: Run, suffix: str) -> Iterator[str]:
@@ -103,8 +103,7 @@ def _lines(run: Run, suffix: str) -> Iterator[str]:
             before = section.split(".")
         elif suffix in DATA:
             *sections, last = name.split(".")
-            shared = next((i for i, (x, y) in enumerate(zip(sections, before, strict=False)) if x != y), len(before))
-            shared = min(shared, len(sections))
+            shared = len(list(takewhile(lambda pair: pair[0] == pair[1], zip(sections, before, strict=False))))
             for i in range(shared, len(sections)):
                 yield f"{'  ' * i}{sections[i]}:"
             yield f"{'  ' * len(sections)}{last}: {value}{why}"
@@ -136,44 +135,30 @@ def json_of(file: Path, run: Run, findings: list[PartAudit]) -> str:
         name: {"value": value, "from": "set" if name in run.overrides else "file" if name in run.given else "default"}
         for name, value in run.settings.items()
     }
-    data = {
-        "file": str(file),
-        "framework": run.framework,
-        "defaults_of_version": FRAMEWORKS[run.framework].tested,
-        "trainer": run.trainer,
-        "settings": settings,
-        "kl": [finding.to_dict() for finding in findings],
-        "stale": list(run.stale),
-        "target": run.target,
-        "changes": [vars(change) for change in run.changes],
-        "unread": run.unread,
-        "notes": list(run.notes),
-    }
-    return json_text(data)
+    return json_text(
+        {
+            "file": str(file),
+            "framework": run.framework,
+            "defaults_of_version": FRAMEWORKS[run.framework].tested,
+            "trainer": run.trainer,
+            "settings": settings,
+            "kl": [finding.to_dict() for finding in findings],
+            "stale": list(run.stale),
+            "target": run.target,
+            "changes": [vars(change) for change in run.changes],
+            "unread": run.unread,
+            "notes": list(run.notes),
+        }
+    )
 
 
-class DivergenceChoice(StrEnum):
-    """The direction of the KL."""
+# `klgrad advise` itself.
 
-    reverse = "reverse"
-    forward = "forward"
-
-
-class LevelChoice(StrEnum):
-    """The KL between completions, or of tokens with the prefixes held fixed."""
-
-    token = "token"
-    sequence = "sequence"
-
+DivergenceChoice = StrEnum("DivergenceChoice", {"reverse": "reverse", "forward": "forward"})
+LevelChoice = StrEnum("LevelChoice", {"token": "token", "sequence": "sequence"})
+TrainerChoice = StrEnum("TrainerChoice", {"grpo": "grpo", "rloo": "rloo"})
 
 BOUNDED = " Off-policy Truncate(2.0) bounds the variance and adds bias; bound=None adds none."
-
-
-class TrainerChoice(StrEnum):
-    """A trainer of TRL with a KL."""
-
-    grpo = "grpo"
-    rloo = "rloo"
 
 
 def command(
@@ -195,29 +180,24 @@ def command(
     ] = False,
     config: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="What this run descends, and what to change: the YAML, JSON or TOML file, or the script, of a run of "
+        option(
+            "What this run descends, and what to change: the YAML, JSON or TOML file, or the script, of a run of "
             f"{', '.join(READERS)}.",
-            show_default=False,
+            metavar="FILE",
         ),
     ] = None,
     trainer: Annotated[
-        TrainerChoice | None,
-        typer.Option(help="With --config and TRL: the trainer, where the file does not tell.", show_default=False),
+        TrainerChoice | None, option("With --config and TRL: the trainer, where the file does not tell.")
     ] = None,
     setting: Annotated[
         list[str] | None,
-        typer.Option(
+        option(
+            "With --config: a setting that the file does not say, or says otherwise. May be repeated.",
             "--set",
             metavar="NAME=VALUE",
-            help="With --config: a setting that the file does not say, or says otherwise. May be repeated.",
-            show_default=False,
         ),
     ] = None,
-    json: Annotated[
-        Path | None, typer.Option(help="With --config: write it as JSON; `-` is standard output.", show_default=False)
-    ] = None,
+    json: Annotated[Path | None, option("With --config: write it as JSON; `-` is standard output.")] = None,
 ) -> None:
     """Show what to write in a framework for a given KL, and what those lines descend; or what a run descends.
 
@@ -225,7 +205,17 @@ def command(
     """
     framework = framework and framework.lower()
     if config is not None:
-        _for_run(config, framework, trainer, _parse_overrides(setting or []), json)
+        from ..frameworks.run_file import find, read_run
+
+        for given in setting or []:
+            if "=" not in given.lstrip("="):
+                raise RunFileError("--set NAME=VALUE", given, "write --set beta=0.04, for example")
+        settings = {name: value for name, _, value in (given.partition("=") for given in setting or [])}
+        run = read_run(config, framework, trainer and trainer.value, settings)
+        console = beside(json)
+        with stderr().status("Auditing"):  # shown in a terminal only
+            findings = find(run)
+        deliver(console, report_on(config, run, findings), (json, lambda: json_of(config, run, findings)))
         return
     if setting:
         raise RunFileError("--config FILE with --set", "--set alone", "write klgrad advise --config FILE --set ...")
@@ -237,29 +227,6 @@ def command(
     if framework not in SETTINGS:
         raise UnknownNameError("framework", framework, SETTINGS)
     _for_meaning(stdout(), framework, (divergence.value, level.value), off_policy)
-
-
-def _parse_overrides(written: list[str]) -> dict[str, str]:
-    for setting in written:
-        if "=" not in setting.lstrip("="):
-            raise RunFileError("--set NAME=VALUE", setting, "write --set beta=0.04, for example")
-    return dict(setting.split("=", 1) for setting in written)  # type: ignore[misc]
-
-
-def _for_run(
-    config: Path,
-    framework: str | None,
-    trainer: TrainerChoice | None,
-    settings: dict[str, str],
-    json: Path | None,
-) -> None:
-    from ..frameworks.run_file import find, read_run
-
-    run = read_run(config, framework, trainer and trainer.value, settings)
-    console = beside(json)
-    with stderr().status("Auditing"):  # shown in a terminal only
-        findings = find(run)
-    deliver(console, report_on(config, run, findings), (json, lambda: json_of(config, run, findings)))
 
 
 def _for_meaning(console: Console, framework: str, meaning: Meaning, off_policy: bool) -> None:
@@ -290,7 +257,7 @@ def _for_meaning(console: Console, framework: str, meaning: Meaning, off_policy:
 
 def _setting(console: Console, framework: str, setting: SettingLines, why: str) -> None:
     _print(console, why)
-    _print_lines(console, setting.lines)
+    _print(console, setting.lines, **COPIED)
     if known := recorded(framework):
         _print(console, f"It descends: {known.parts_of(setting.subject)}.")
     if setting.note:
@@ -300,18 +267,16 @@ def _setting(console: Console, framework: str, setting: SettingLines, why: str) 
 
 
 def _code(console: Console, framework: str, meaning: Meaning, off_policy: bool) -> None:
-    _print_lines(console, HOMES[framework].lines(meaning, off_policy))
+    _print(console, HOMES[framework].lines(meaning, off_policy), **COPIED)
     target = TARGET_OF[meaning]
     _print(console, f"On-policy it {TARGETS[target].does} ({target}).{BOUNDED if off_policy else ''}")
     console.print(Text(HOMES[framework].note))
 
 
-def _print(console: Console, text: str) -> None:
-    console.print()
-    console.print(Text(text))
+COPIED: Json = {"style": "cyan", "soft_wrap": True}
+"""How lines to copy are printed: without wrapping."""
 
 
-def _print_lines(console: Console, lines: str) -> None:
-    """Print lines to copy, without wrapping."""
+def _print(console: Console, text: str, **look: Any) -> None:
     console.print()
-    console.print(Text(lines, style="cyan"), soft_wrap=True)
+    console.print(Text(text), **look)

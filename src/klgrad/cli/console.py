@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from threading import Event, Thread
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
+import typer
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import Progress, ProgressColumn, track
 from rich.segment import Segment
@@ -45,6 +46,20 @@ def discard_output() -> None:
 def completing(names: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
     """For the shell: those names that begin with what was typed."""
     return lambda incomplete: [name for name in names() if name.startswith(incomplete)]  # typer goes by the name
+
+
+def option(text: str, *names: str, **settings: Any) -> Any:
+    """An option of typer's whose default is no part of its help text."""
+    return typer.Option(*names, help=text, show_default=False, **settings)
+
+
+def argument(text: str, **settings: Any) -> Any:
+    """An argument, likewise."""
+    return typer.Argument(help=text, show_default=False, **settings)
+
+
+JsonFile = Annotated[Path | None, option("Write it as JSON; `-` is standard output.")]
+"""The option `--json` of most commands."""
 
 
 def json_text(data: object) -> str:

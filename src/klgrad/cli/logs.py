@@ -13,7 +13,7 @@ from rich.text import Text
 
 from ..errors import SettingError
 from ..support import text_table
-from .console import as_html, bar, beside, deliver, json_text, stderr
+from .console import JsonFile, argument, as_html, bar, beside, deliver, json_text, option, stderr
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -22,48 +22,32 @@ if TYPE_CHECKING:
     from ..frameworks.run_settings import Run
     from ..logs import LogReport
     from ..logs.coefficients import CoefficientComparison
-    from ..logs.diagnosis import Diagnosis, Observation, RunConfiguration, RunDiagnosis
+    from ..logs.diagnosis import Diagnosis, Observation, RunConfiguration
     from ..logs.symptoms import Fact
     from ..reports import Report
 
 
 def command(
     files: Annotated[
-        list[Path],
-        typer.Argument(
-            help="Parquet, JSONL or NPZ, with per-token log-probs; folders and patterns too.", show_default=False
-        ),
+        list[Path], argument("Parquet, JSONL or NPZ, with per-token log-probs; folders and patterns too.")
     ],
     cell: Annotated[
-        str | None,
-        typer.Option(
-            help="The KL loss in use, by its name in `klgrad audit`: its coefficients are reported.", show_default=False
-        ),
+        str | None, option("The KL loss in use, by its name in `klgrad audit`: its coefficients are reported.")
     ] = None,
     column: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="ROLE=NAME",
-            help="The name of a column that is not recognised. Roles: logp, ref_logp, old_logp, behavior_logp, mask, "
+        option(
+            "The name of a column that is not recognised. Roles: logp, ref_logp, old_logp, behavior_logp, mask, "
             "group. `ROLE=` leaves an optional column out.",
-            show_default=False,
+            metavar="ROLE=NAME",
         ),
     ] = None,
     by: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME",
-            help="A column with one value per completion, such as `step`: report each value too.",
-            show_default=False,
-        ),
+        option("A column with one value per completion, such as `step`: report each value too.", metavar="NAME"),
     ] = None,
-    html: Annotated[
-        Path | None,
-        typer.Option(help="Write the report as a page, with figures if there is `--by`.", show_default=False),
-    ] = None,
-    json: Annotated[
-        Path | None, typer.Option(help="Write the report as JSON; `-` is standard output.", show_default=False)
-    ] = None,
+    html: Annotated[Path | None, option("Write the report as a page, with figures if there is `--by`.")] = None,
+    json: Annotated[Path | None, option("Write the report as JSON; `-` is standard output.")] = None,
 ) -> None:
     """Report the KL of a run from its logged log-probs, with standard errors, and whether trainer and sampler agree.
 
@@ -176,14 +160,12 @@ def _scalars(report: Report) -> Table:
 
 
 def _ratios(report: Report) -> Table:
+    fields = ("mean", "quantile_0.01", "quantile_0.5", "quantile_0.99", "max", "effective_sample_size")
     rows = []
     for kind in ("token", "prefix", "sequence"):
-        *numbers, left = (float(report.scalars[f"ratio/{kind}/{x}"]) for x in RATIO_FIELDS)
+        *numbers, left = (float(report.scalars[f"ratio/{kind}/{x}"]) for x in fields)
         rows.append([kind, *(f"{x:.4g}" for x in numbers), f"{left:.1%}"])
     return text_table(rows, ("", "mean", "1%", "50%", "99%", "max", "effective sample size"), numbers=1)
-
-
-RATIO_FIELDS = ("mean", "quantile_0.01", "quantile_0.5", "quantile_0.99", "max", "effective_sample_size")
 
 
 def _coefficients(compared: CoefficientComparison) -> Table:
@@ -245,33 +227,26 @@ NEVER_NEGATIVE = re.compile(r"\b(k2|k3|low_var_kl|mse|abs)\b|^trl grpo|^ms-swift
 def diagnose(
     runs: Annotated[
         list[Path],
-        typer.Argument(
-            metavar="RUN",
-            help="trainer_state.json, a folder with checkpoints or TensorBoard's event files, wandb's history as CSV "
+        argument(
+            "trainer_state.json, a folder with checkpoints or TensorBoard's event files, wandb's history as CSV "
             "or JSON, or JSON lines such as verl's file logger writes. Several runs are compared.",
-            show_default=False,
+            metavar="RUN",
         ),
     ],
     config: Annotated[
         list[Path] | None,
-        typer.Option(
-            metavar="FILE",
-            help="The run's configuration, as `klgrad advise --config` reads it: it decides between causes. Once for "
+        option(
+            "The run's configuration, as `klgrad advise --config` reads it: it decides between causes. Once for "
             "all runs, or once for each in their order.",
-            show_default=False,
+            metavar="FILE",
         ),
     ] = None,
-    framework: Annotated[
-        str | None, typer.Option(help="With --config: the framework, where the file does not tell.", show_default=False)
-    ] = None,
+    framework: Annotated[str | None, option("With --config: the framework, where the file does not tell.")] = None,
     beta: Annotated[
-        list[float] | None,
-        typer.Option(help="The coefficient of each run, in their order, without --config.", show_default=False),
+        list[float] | None, option("The coefficient of each run, in their order, without --config.")
     ] = None,
-    kl: Annotated[str, typer.Option(metavar="NAME", help="The metric that is the KL.", show_default=False)] = "",
-    json: Annotated[
-        Path | None, typer.Option(help="Write it as JSON; `-` is standard output.", show_default=False)
-    ] = None,
+    kl: Annotated[str, option("The metric that is the KL.", metavar="NAME")] = "",
+    json: JsonFile = None,
     check: Annotated[bool, typer.Option("--check", help="Exit with status 1 if there is a symptom.")] = False,
 ) -> None:
     """Find what is wrong with the KL in a run's scalars: likely causes in order, what decides, and the cure.
@@ -336,7 +311,9 @@ def show_diagnosis(diagnosis: Diagnosis) -> RenderableType:
     """The whole report: each run, then what comparing them shows."""
     parts: list[RenderableType] = []
     for run in diagnosis.runs:
-        parts += [*([""] if parts else []), *_run(run)]
+        title = Text(f"{run.log.name}: {run.log.form}", style="bold")
+        parts += [*([""] if parts else []), title, *map(Text, run.lines)]
+        parts += [line for seen in run.observations for line in _observation(seen)]
     if len(diagnosis.runs) > 1:
         parts += ["", Text("The runs compared", style="bold"), *map(Text, diagnosis.lines)]
         parts += [line for seen in diagnosis.compared for line in _observation(seen)]
@@ -345,19 +322,13 @@ def show_diagnosis(diagnosis: Diagnosis) -> RenderableType:
     return Group(*parts)
 
 
-def _run(run: RunDiagnosis) -> list[RenderableType]:
-    parts: list[RenderableType] = [Text(f"{run.log.name}: {run.log.form}", style="bold"), *map(Text, run.lines)]
-    return [*parts, *(line for seen in run.observations for line in _observation(seen))]
-
-
 def _observation(seen: Observation) -> list[RenderableType]:
     from ..logs.symptoms import threads_of
 
     parts: list[RenderableType] = ["", Text(seen.symptom.title, style="bold yellow"), Text(seen.evidence)]
     for i, (cause, settled) in enumerate(seen.causes, 1):
         parts.append(Text(f"  {i}. {cause.what}"))
-        if settled:
-            parts.append(Text("     The configuration of this run says so.", style="bold"))
+        parts += [Text("     The configuration of this run says so.", style="bold")] * settled
         parts.append(Text(f"     decided by: {cause.decides.replace('`', '')}", style="cyan"))
         parts.append(Text(f"     cure: {cause.cure.replace('`', '')}"))
     if threads := threads_of(seen.symptom.name):

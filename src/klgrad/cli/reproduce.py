@@ -17,10 +17,9 @@ from rich.text import Text
 
 from ..errors import ExperimentError, MissingExtraError, SettingError, UnknownNameError
 from ..support import ensure_folder, text_table
-from .console import INTERRUPTED, bar, lines, print_path, stderr, stdout
+from .console import INTERRUPTED, argument, bar, lines, option, print_path, stderr, stdout
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from rich.table import Table
 
     from ..papers import Outcome, Settings, Study
@@ -75,7 +74,7 @@ def commands(named: Sequence[Study], benchmarks: Path, model: str, folder: Path)
 def command(
     results: Annotated[
         list[str] | None,
-        typer.Argument(metavar="RESULT", help="Names as in --list. None: all results.", show_default=False),
+        argument("Names as in --list. None: all results.", metavar="RESULT"),
     ] = None,
     list_: Annotated[bool, typer.Option("--list", help="List every result with its claim, and stop.")] = False,
     out: Annotated[Path, typer.Option(help="Folder for numbers (JSON) and figures (PNG, SVG).")] = Path("reproduced"),
@@ -87,12 +86,11 @@ def command(
     fresh: Annotated[bool, typer.Option("--fresh", help="Compute again, even if an earlier run has results.")] = False,
     with_: Annotated[
         list[str] | None,
-        typer.Option(
+        option(
+            "Draw and tabulate an estimator of your own beside the paper's: a function of log π/ref to the "
+            "coefficient, or a Divergence. May be repeated.",
             "--with",
             metavar="FILE.py:NAME",
-            help="Draw and tabulate an estimator of your own beside the paper's: a function of log π/ref to the "
-            "coefficient, or a Divergence. May be repeated.",
-            show_default=False,
         ),
     ] = None,
     run: Annotated[
@@ -118,7 +116,7 @@ def command(
     import torch
 
     from ..papers import Settings
-    from ..papers.study import MODULES, load_study
+    from ..papers.study import MODULES, load_study, studies
 
     console = stdout()
     for name in results or []:
@@ -126,7 +124,11 @@ def command(
             raise UnknownNameError("result", name, MODULES)
     chosen = [load_study(name) for name in dict.fromkeys(results or MODULES)]
     if with_:
-        chosen = _taking_arms(chosen) if results else [study for study in chosen if study.compare]
+        others = [study.name for study in chosen if study.compare is None]
+        if results and others:
+            takers = ", ".join(name for name, study in studies().items() if study.compare)
+            raise SettingError(f"with --with, results in ({takers})", ", ".join(others), "name one of these")
+        chosen = [study for study in chosen if study.compare]
     if list_:
         console.print(text_table([(study.name, study.claim) for study in chosen], ("result", "claim")))
         return
@@ -138,14 +140,16 @@ def command(
     measured = measure(chosen if results else [], out) if run else None
     outcomes, stopped = _run(chosen, Settings(quick, seed, measured, tuple(with_ or ())), out, fresh, jobs)
     console.print(_summary({study.name: study.claim for study in chosen}, outcomes))
-    for outcome in outcomes if results else []:
-        console.print("", f"{outcome.name}: {outcome.counts}", _checks(outcome), sep="\n")
+    for outcome in outcomes if results else []:  # every sentence with the measured value that decides it
+        checks = [(check.sentence, check.measured, check.verdict) for check in outcome.checks]
+        table = text_table(checks, ("sentence", "measured", "verdict"), fold=True)
+        console.print("", f"{outcome.name}: {outcome.counts}", table, sep="\n")
+    for name, compared in ((outcome.name, outcome.comparison) for outcome in outcomes if outcome.comparison):
+        console.print("", f"{name}: {compared.caption}", _comparison(compared), sep="\n")
+    whose = "measured on this machine" if run else "committed numbers of runs of language models"
     for outcome in outcomes:
-        if outcome.comparison:
-            console.print(
-                "", f"{outcome.name}: {outcome.comparison.caption}", _comparison(outcome.comparison), sep="\n"
-            )
-    _say_what_was_not_computed(console, outcomes, here=run)
+        if outcome.measured:
+            console.print(f"{outcome.name}: {whose} ({outcome.measured}){'' if run else '; --run repeats them'}")
     print_path(console, f"Numbers and figures are in {out}/")
     if stopped:
         console.print("Interrupted. Run the same command again to compute the missing results.", style="yellow")
@@ -182,32 +186,8 @@ def _summary(claims: dict[str, str], outcomes: list[Outcome]) -> Table:
     return text_table(rows, ("result", "claim", "verdict", "seconds"), numbers=3)
 
 
-def _taking_arms(chosen: list[Study]) -> list[Study]:
-    """The studies, if all of them take arms of a user."""
-    from ..papers.study import studies
-
-    if others := [study.name for study in chosen if study.compare is None]:
-        takers = ", ".join(name for name, study in studies().items() if study.compare)
-        raise SettingError(f"with --with, results in ({takers})", ", ".join(others), "name one of these")
-    return chosen
-
-
-def _checks(outcome: Outcome) -> Table:
-    """Every sentence of a result, with the measured value that decides it."""
-    rows = [(check.sentence, check.measured, check.verdict) for check in outcome.checks]
-    return text_table(rows, ("sentence", "measured", "verdict"), fold=True)
-
-
 def _comparison(comparison: Comparison) -> Table:
     """The numbers of every arm; those of the user are bold."""
     name = lambda arm: Text(arm, style="bold" if ":" in arm else "")
     rows = [(name(arm), *(f"{x:.3g}" for x in values)) for arm, values in comparison.rows.items()]
     return text_table(rows, ("arm", *comparison.columns), numbers=1)
-
-
-def _say_what_was_not_computed(console: Console, outcomes: list[Outcome], *, here: bool) -> None:
-    for outcome in outcomes:
-        if outcome.measured:
-            whose = "measured on this machine" if here else "committed numbers of runs of language models"
-            remedy = "" if here else "; --run repeats them"
-            console.print(f"{outcome.name}: {whose} ({outcome.measured}){remedy}")

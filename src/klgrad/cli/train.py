@@ -13,7 +13,7 @@ from rich.text import Text
 
 from ..errors import MissingExtraError
 from ..support import Json, text_table
-from .console import INTERRUPTED, beside, deliver, stderr, stdout
+from .console import INTERRUPTED, argument, beside, deliver, stderr, stdout
 
 # The settings that `klgrad train --help` and `klgrad distill --help` show, in one line of 80 columns each.
 #
@@ -192,7 +192,7 @@ def distill_command(context: typer.Context) -> None:
 
 
 def compare_command(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Output folders of runs.", show_default=False)],
+    runs: Annotated[list[Path], argument("Output folders of runs.", metavar="RUN")],
     out: Annotated[
         Path, typer.Option(help="File for the figure: .png, .svg or .pdf; `-` is standard output, as PNG.")
     ] = Path("compared.png"),

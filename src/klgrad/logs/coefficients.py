@@ -133,9 +133,9 @@ def coefficients(cell: Cell, rollout: Rollout) -> Tensor:
         loss = cell(rollout)
         if not loss.requires_grad:
             return torch.zeros_like(rollout.log_ratio)
-        (gradient,) = torch.autograd.grad(loss, rollout.logp, allow_unused=True)
+        (gradient,) = torch.autograd.grad(loss, rollout.logp, materialize_grads=True)
     # The cell is a mean over completions: times their number, it gives the coefficients of each completion.
-    return torch.zeros_like(rollout.log_ratio) if gradient is None else gradient * len(rollout.logp)
+    return gradient * len(rollout.logp)
 
 
 class CoefficientSums:

@@ -7,23 +7,18 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, combinations, pairwise
 from pathlib import Path
-from statistics import fmean, median, stdev
+from statistics import correlation, fmean, median, stdev
 
 from ..errors import LogError, MissingExtraError
 from ..support import Json
 from .symptoms import (
-    COEFFICIENTS,
-    FLAT_GROUPS,
-    GRADIENTS,
-    LENGTHS,
-    REWARDS,
     SYMPTOMS,
     TIMES_BETA,
     Explanation,
     Fact,
     KLMetric,
     Symptom,
-    named,
+    other_metric,
     reference_kls,
     sampler_kls,
     threads_of,
@@ -49,13 +44,13 @@ class Series:
     values: tuple[float, ...]
 
     @property
-    def finite(self) -> "Series":
-        kept = [(s, x) for s, x in zip(self.steps, self.values, strict=True) if math.isfinite(x)]
-        return Series(tuple(s for s, _ in kept), tuple(x for _, x in kept))
+    def by_step(self) -> dict[float, float]:
+        """The finite values."""
+        return {step: x for step, x in zip(self.steps, self.values, strict=True) if math.isfinite(x)}
 
-    def until(self, step: float) -> "Series":
-        kept = [(s, x) for s, x in zip(self.steps, self.values, strict=True) if s <= step]
-        return Series(tuple(s for s, _ in kept), tuple(x for _, x in kept))
+    @property
+    def finite(self) -> "Series":
+        return Series(tuple(self.by_step), tuple(self.by_step.values()))
 
 
 @dataclass(frozen=True)
@@ -323,21 +318,31 @@ def diagnose(logs: Sequence[ScalarLog], configurations: Sequence[RunConfiguratio
 
 
 def _diagnose_run(log: ScalarLog, configuration: RunConfiguration, name: str) -> RunDiagnosis:
-    metrics = _chosen(log, name)
+    metrics = reference_kls(log)
+    if name:
+        if name not in log.series:
+            raise LogError(f"a metric of {log.name}", name, f"it has {', '.join(sorted(log.series))}")
+        known = [metric for metric in metrics if metric.name == name]
+        metrics = known or [KLMetric(name, "", "as named by --kl", log.series[name])]
     lines, symptoms = list(configuration.lines), []
     kl = metrics[0] if metrics else None
     level = None
     beta = configuration.beta
-    if coefficient := named(log, COEFFICIENTS):
-        values = coefficient[1].finite.values
-        beta = values[0] if beta is None and values and len(set(values)) == 1 else beta
+    if beta is None and (coefficient := other_metric(log, "coefficient")):
+        values = set(coefficient[1].finite.values)
+        beta = values.pop() if len(values) == 1 else None
     if kl is not None:
         values = kl.series.finite.values
         level = _mean(_last(values)) if len(values) >= FEWEST else None
         lines += _described(kl, level, log)
         lines += [f"Also to a reference: {other.name}." for other in metrics[1:]]
-        symptoms += [*_zero(kl), *_not_finite(kl.name, kl.series)]
-        if not symptoms or symptoms[0][0] != "zero":
+        later = values[1:]
+        zeros = sum(x == 0 for x in later)
+        if is_zero := bool(later) and zeros >= len(later) / 2:
+            text = f"{kl.name} is 0 to the last bit in {zeros} of {len(later)} values after the first."
+            symptoms.append(("zero", text))
+        symptoms += _not_finite(kl.name, kl.series)
+        if not is_zero:
             symptoms += [*_negative(kl, configuration.never_negative), *(spikes := list(_spikes(kl, log)))]
             symptoms += _rises(kl) if not spikes else ()
         symptoms += _units(metrics, log)
@@ -349,13 +354,13 @@ def _diagnose_run(log: ScalarLog, configuration: RunConfiguration, name: str) ->
     if others := sampler_kls(log):
         lines.append(f"Not to a reference, and left out: {', '.join(others)}.")
     lines += [f"{x}: {TIMES_BETA[x.split('/')[-1]]}." for x in log.series if x.split("/")[-1] in TIMES_BETA]
-    if gradient := named(log, GRADIENTS):
+    if gradient := other_metric(log, "gradient"):
         symptoms += _not_finite(*gradient)
         values = gradient[1].finite.values
         zeros = sum(x == 0 for x in values)
         if len(values) >= FEWEST and zeros >= len(values) / 5:
             symptoms.append(("zero-gradient", f"{gradient[0]} is 0 to the last bit in {zeros} of {len(values)} steps."))
-    if flat := named(log, FLAT_GROUPS):
+    if flat := other_metric(log, "flat groups"):
         values = flat[1].finite.values
         if len(values) >= FEWEST and (share := median(_last(values))) >= 0.5:
             symptoms.append(("flat-groups", f"{flat[0]} is {share:.0%} over the last quarter."))
@@ -374,22 +379,13 @@ Seen = Iterator[tuple[str, str]]
 """Names of symptoms, and the numbers."""
 
 
-def _chosen(log: ScalarLog, name: str) -> list[KLMetric]:
-    if not name:
-        return reference_kls(log)
-    if name not in log.series:
-        raise LogError(f"a metric of {log.name}", name, f"it has {', '.join(sorted(log.series))}")
-    metrics = {metric.name: metric for metric in reference_kls(log)}
-    return [metrics.get(name) or KLMetric(name, "", "as named by --kl", log.series[name])]
-
-
 def _described(kl: KLMetric, level: tuple[float, float] | None, log: ScalarLog) -> Iterator[str]:
     unit = {"token": "nats per token", "completion": "nats per completion", "": "in a unit that its name does not tell"}
     yield f"{kl.name}: {len(kl.series.values)} values, {unit[kl.unit]} ({kl.remark})."
     if level is None:
         return
     text = f"Last quarter: {level[0]:.4g} ± {level[1]:.2g}"
-    length = named(log, LENGTHS)
+    length = other_metric(log, "length")
     mean = fmean(_last(length[1].finite.values)) if length and length[1].finite.values else 0
     if mean and kl.unit:
         other = level[0] * mean if kl.unit == "token" else level[0] / mean
@@ -408,21 +404,12 @@ def _last(values: Sequence[float]) -> Sequence[float]:
 def _mean(values: Sequence[float]) -> tuple[float, float]:
     """The mean and its standard error, by the means of at most 8 blocks."""
     blocks = min(8, len(values))
-    if blocks < 2:
-        return fmean(values), math.nan
     edges = [round(i * len(values) / blocks) for i in range(blocks + 1)]
     means = [fmean(values[a:b]) for a, b in pairwise(edges)]
     return fmean(values), stdev(means) / math.sqrt(blocks)
 
 
 # The symptoms of one run.
-
-
-def _zero(kl: KLMetric) -> Seen:
-    later = kl.series.finite.values[1:]
-    zeros = sum(x == 0 for x in later)
-    if later and zeros >= len(later) / 2:
-        yield "zero", f"{kl.name} is 0 to the last bit in {zeros} of {len(later)} values after the first."
 
 
 def _not_finite(name: str, series: Series) -> Seen:
@@ -433,9 +420,9 @@ def _not_finite(name: str, series: Series) -> Seen:
 
 def _negative(kl: KLMetric, never: bool) -> Seen:
     series = kl.series.finite
-    low = min(zip(series.values, series.steps, strict=True), default=(0.0, 0.0))
-    if never and low[0] < -1e-6:
-        yield "negative", f"{kl.name} is {low[0]:.4g} at step {low[1]:g}; the estimate of this run cannot be negative."
+    low, step = min(zip(series.values, series.steps, strict=True), default=(0.0, 0.0))
+    if never and low < -1e-6:
+        yield "negative", f"{kl.name} is {low:.4g} at step {step:g}; the estimate of this run cannot be negative."
         return
     if len(series.values) < FEWEST:
         return
@@ -473,11 +460,10 @@ def _spikes(kl: KLMetric, log: ScalarLog) -> Seen:
 
 
 def _rewards_at(step: float, log: ScalarLog) -> str:
-    reward = named(log, REWARDS)
+    reward = other_metric(log, "reward")
     if reward is None:
         return ""
-    name, series = reward
-    points = list(zip(series.finite.steps, series.finite.values, strict=True))
+    name, points = reward[0], reward[1].by_step.items()
     before, after = [x for s, x in points if s < step][-AROUND:], [x for s, x in points if s >= step][:AROUND]
     return f"; {name} goes from {fmean(before):.4g} to {fmean(after):.4g}" if before and after else ""
 
@@ -492,18 +478,15 @@ def _rises(kl: KLMetric) -> Seen:
     quarter = len(values) // 4
     second, last = median(values[quarter : 2 * quarter]), median(_last(values))
     if in_order >= 0.8 and last > TIMES * abs(second):
-        text = (
-            f"{kl.name} is {second:.4g} in the second quarter and {last:.4g} in the last; {in_order:.0%} of pairs rise"
-        )
-        yield "rising", f"{text}."
+        text = f"{kl.name} is {second:.4g} in the second quarter and {last:.4g} in the last"
+        yield "rising", f"{text}; {in_order:.0%} of pairs rise."
 
 
 def _units(metrics: list[KLMetric], log: ScalarLog) -> Seen:
-    metric = named(log, LENGTHS)
+    metric = other_metric(log, "length")
     if metric is None:
         return
-    name, length = metric
-    lengths = dict(zip(length.finite.steps, length.finite.values, strict=True))
+    name, lengths = metric[0], metric[1].by_step
     for one, other in combinations(metrics, 2):
         ratio, mean = _ratio(one, other, lengths)
         if mean > 2 and 0.75 < ratio / mean < 1.33:
@@ -511,7 +494,7 @@ def _units(metrics: list[KLMetric], log: ScalarLog) -> Seen:
             text = f"{larger.name} is {ratio:.4g} times {smaller.name}, and {name} is {mean:.4g}"
             yield "units", f"{text}: a sum per completion beside a mean per token."
     for metric in metrics[:1]:
-        if metric.unit != "token" and (r := _moves_with(metric.series.finite, lengths)) > 0.8:
+        if metric.unit != "token" and (r := _moves_with(metric.series, lengths)) > 0.8:
             yield "units", f"{metric.name} moves with {name} from step to step (correlation {r:.2f}): a sum."
 
 
@@ -520,7 +503,7 @@ def _level(metric: KLMetric) -> float:
 
 
 def _ratio(one: KLMetric, other: KLMetric, lengths: dict[float, float]) -> tuple[float, float]:
-    a, b = (dict(zip(x.series.finite.steps, x.series.finite.values, strict=True)) for x in (one, other))
+    a, b = one.series.by_step, other.series.by_step
     both = [(abs(a[s]), abs(b[s]), lengths[s]) for s in a if s in b and s in lengths and a[s] and b[s]]
     if len(both) < FEWEST:
         return 0.0, 0.0
@@ -529,15 +512,12 @@ def _ratio(one: KLMetric, other: KLMetric, lengths: dict[float, float]) -> tuple
 
 def _moves_with(series: Series, lengths: dict[float, float]) -> float:
     """The correlation of the changes of the logs, which a common trend does not make."""
-    both = [(x, lengths[s]) for s, x in zip(series.steps, series.values, strict=True) if s in lengths]
+    both = [(x, lengths[s]) for s, x in series.by_step.items() if s in lengths]
     if len(both) < 2 * FEWEST or min(min(pair) for pair in both) <= 0:
         return 0.0
     changes = [(math.log(b[0] / a[0]), math.log(b[1] / a[1])) for a, b in pairwise(both)]
     x, y = zip(*changes, strict=True)
-    mx, my = fmean(x), fmean(y)
-    sxx, syy = sum((v - mx) ** 2 for v in x), sum((v - my) ** 2 for v in y)
-    sxy = sum((u - mx) * (v - my) for u, v in changes)
-    return sxy / math.sqrt(sxx * syy) if sxx and syy else 0.0
+    return correlation(x, y) if len(set(x)) > 1 < len(set(y)) else 0.0
 
 
 # Several runs.
@@ -545,20 +525,21 @@ def _moves_with(series: Series, lengths: dict[float, float]) -> float:
 
 def _compare(runs: tuple[RunDiagnosis, ...], facts: frozenset[Fact]) -> tuple[list[Observation], list[str]]:
     """Runs with one KL and different β, at the last step that all of them have."""
-    usable = [run for run in runs if run.kl and run.level and run.beta]
+    usable = [(run.beta, run.kl) for run in runs if run.kl and run.level and run.beta]
+    usable.sort(key=lambda run: run[0])
     if len(runs) < 2:
         return [], []
-    if len({run.beta for run in usable}) < 2:
+    if len({beta for beta, _ in usable}) < 2:
         return [], ["To compare the runs, give their coefficients: --beta or --config once for each, in their order."]
-    if len({run.kl.name for run in usable if run.kl}) > 1:
+    if len({kl.name for _, kl in usable}) > 1:
         return [], ["The runs have KLs of different names, and are not compared: name one by --kl."]
-    end = min(run.kl.series.steps[-1] for run in usable if run.kl)
+    end = min(kl.series.steps[-1] for _, kl in usable)
     levels = []
-    for run in sorted(usable, key=lambda run: run.beta or 0):
-        until = run.kl.series.until(end) if run.kl else None
-        if until is None or len(until.finite.values) < FEWEST:
+    for beta, kl in usable:
+        values = [x for step, x in kl.series.by_step.items() if step <= end]
+        if len(values) < FEWEST:
             return [], ["The runs have too few steps in common to be compared."]
-        levels.append((run.beta or 0.0, *_mean(_last(until.finite.values))))
+        levels.append((beta, *_mean(_last(values))))
     table = ", ".join(f"{mean:.4g} ± {error:.2g} at β = {beta:g}" for beta, mean, error in levels)
     lines = [f"KL of the last quarter up to step {end:g}: {table}."]
     (low, first, e), (high, last, f) = levels[0], levels[-1]

@@ -15,6 +15,7 @@ from torch import Tensor
 from ..core.rollout import Rollout
 from ..errors import KlgradError, LogError, MissingExtraError
 from ..reports import KLSums, MismatchSums, Ratios, Report
+from ..support import Json
 from .mismatch import Cause, Evidence, Lags, cause_of
 from .reader import Chunk, Known, Log, describe, files_of, open_log
 
@@ -40,7 +41,7 @@ class LogPart:
     kl: Report
     mismatch: Report | None
 
-    def to_dict(self) -> dict[str, object]:
+    def to_dict(self) -> Json:
         return {
             "value": self.label,
             "rows": self.rows,
@@ -123,43 +124,32 @@ class LogReport:
     @property
     def advice(self) -> list[str]:
         """What to change, most important first. Coefficients of misaligned columns have no meaning."""
-        advice = self._advise_on_alignment()
-        of_loss = [] if advice or self.coefficients is None else self.coefficients.advice
+        advice = []
+        if shift := self.reference.shift():
+            where, by_lag = "next" if shift > 0 else "previous", self.reference.rms
+            advice.append(
+                f"Align `{self.columns['ref_logp']}`: its entry for the {where} token fits `{self.columns['logp']}` "
+                f"better (root mean square difference {by_lag(shift):.3g}, {by_lag(0):.3g} as logged)."
+            )
         if self.cause is not None and self.cause.remedy:
             advice.append(f"{self.cause.remedy} Then log again: another cause may be behind it.")
-        advice += [*of_loss, *self._advise_on_staleness()]
+        if self.coefficients and not shift:
+            advice += self.coefficients.advice
+        has_cause = self.cause is not None and self.cause.name not in ("none", "systematic", "unexplained")
+        if self._is_stale and not has_cause and not (self.coefficients and self.coefficients.is_corrected):
+            left = float(self.kl.scalars["ratio/sequence/effective_sample_size"])
+            advice.append(
+                f"The tokens are sampled from another policy (effective sample size {left:.0%} of the completions): "
+                f"use importance weights in the KL term, {WEIGHTED}."
+            )
         unknown = "; whether trainer and sampler agree is unknown" if self.cause is None else ""
         return advice or [f"Nothing to change: no fault was found in these data{unknown}."]
 
-    def _advise_on_alignment(self) -> list[str]:
-        shift = self.reference.shift()
-        if not shift:
-            return []
-        where = "next" if shift > 0 else "previous"
-        return [
-            f"Align `{self.columns['ref_logp']}`: its entry for the {where} token fits `{self.columns['logp']}` better "
-            f"(root mean square difference {self.reference.rms(shift):.3g}, {self.reference.rms(0):.3g} as logged)."
-        ]
-
-    def _advise_on_staleness(self) -> list[str]:
-        has_cause = self.cause is not None and self.cause.name not in ("none", "systematic", "unexplained")
-        if not self._is_stale or has_cause or (self.coefficients and self.coefficients.is_corrected):
-            return []
-        left = float(self.kl.scalars["ratio/sequence/effective_sample_size"])
-        return [
-            f"The tokens are sampled from another policy (effective sample size {left:.0%} of the completions): use "
-            f"importance weights in the KL term, {WEIGHTED}."
-        ]
-
-    def to_dict(self) -> dict[str, object]:
+    def to_dict(self) -> Json:
         """Plain data, ready for JSON."""
         mismatch = None
-        if self.mismatch is not None and self.cause is not None:
-            mismatch = {
-                "metrics": self.mismatch.metrics(),
-                "intervals": self.mismatch.intervals(),
-                "cause": asdict(self.cause),
-            }
+        if (of := self.mismatch) is not None and self.cause is not None:
+            mismatch = {"metrics": of.metrics(), "intervals": of.intervals(), "cause": asdict(self.cause)}
         return {
             "file": self.file,
             "columns": self.columns,
@@ -221,9 +211,6 @@ def draw(report: LogReport) -> str:
 
 # One pass over a log.
 
-Progress = Callable[[float], None]
-"""Called with the share of the log that is read."""
-
 
 def examine(
     path: Path | Sequence[Path],
@@ -231,7 +218,7 @@ def examine(
     columns: dict[str, str] | None = None,
     *,
     by: str | None = None,
-    progress: Progress = lambda share: None,
+    progress: Callable[[float], None] = lambda share: None,
 ) -> LogReport:
     r"""Read a log once, a bounded number of completions at a time, and report on it.
 
@@ -470,6 +457,5 @@ class PartSums:
 
 
 def _take_rows(rollout: Rollout, index: Tensor) -> Rollout:
-    logp, ref_logp, mask = (x.detach()[index] for x in (rollout.logp, rollout.ref_logp, rollout.mask))
-    behavior = rollout.behavior_logp
-    return Rollout(logp, ref_logp, mask, None if behavior is None else behavior.detach()[index])
+    columns = {name: getattr(rollout, name) for name in ("logp", "ref_logp", "mask", "behavior_logp")}
+    return Rollout(**{name: x.detach()[index] for name, x in columns.items() if x is not None})

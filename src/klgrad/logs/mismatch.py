@@ -93,9 +93,10 @@ class Evidence:
     """Sums over batches of the log-probs of trainer and sampler."""
 
     def __init__(self) -> None:
-        self.lags, self.grouped = Lags(), False
+        self.lags = Lags()
         self._mass: RatioSums | None = None
-        self._sample, self._first = StreamSample(SAMPLE), StreamSample(FIRST_TOKENS)
+        self.sample, self.first_tokens = StreamSample(SAMPLE), StreamSample(FIRST_TOKENS)
+        """Log-probs of trainer and sampler at a sample of the tokens; and group and both of first tokens."""
 
     def add(self, rollout: Rollout, group: Tensor | None) -> None:
         """Add a batch, with the trainer as π and the sampler as μ."""
@@ -104,16 +105,10 @@ class Evidence:
         mass = RatioSums.of(total[None], rollout.lengths)
         self._mass = mass if self._mass is None else self._mass + mass
         self.lags.add(rollout.sampler_logp, rollout.logp, live)
-        self._sample.add(torch.stack([rollout.logp[live], rollout.sampler_logp[live]]))
+        self.sample.add(torch.stack([rollout.logp[live], rollout.sampler_logp[live]]))
         if group is not None:
-            self.grouped = True
             columns = (group, rollout.logp[:, 0], rollout.sampler_logp[:, 0])
-            self._first.add(torch.stack([x[live[:, 0]].double() for x in columns]))
-
-    def tokens(self) -> tuple[Tensor, Tensor]:
-        """Log-probs of trainer and sampler at a sample of the tokens, float64."""
-        x, y = self._sample.values().double()
-        return x, y
+            self.first_tokens.add(torch.stack([x[live[:, 0]].double() for x in columns]))
 
     def mass_kept(self) -> tuple[float, float]:
         """E_μ[π/μ] per token, and its standard error."""
@@ -121,32 +116,24 @@ class Evidence:
         (ratio,) = self._mass.estimates()
         return float(ratio.mean), float(ratio.standard_error)
 
-    def repeats(self) -> FirstTokenRepeats | None:
-        """Repeats of first tokens; None without groups, or with too few repeats."""
-        if not self.grouped:
-            return None
-        _, x, d, again = self._first_tokens()
-        if int(again.sum()) < LEAST_REPEATS:
-            return None
-        noise = float((x[1:] - x[:-1])[again].square().mean().sqrt()) / 2**0.5
-        off = float(d[1:][again].square().mean().sqrt())
-        return FirstTokenRepeats(int(again.sum()), noise, off)
 
-    def line(self) -> FirstTokenLine | None:
-        """The regression within prompts; None without groups, or if too few prompts have two first tokens."""
-        if not self.grouped:
-            return None
-        group, x, d, again = self._first_tokens()
-        distinct = int(((group[1:] == group[:-1]) & ~again).sum())
-        return _line(group, x, d, distinct) if distinct >= LEAST_DISTINCT else None
-
-    def _first_tokens(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Group, x and d, sorted by group and sampler's log-prob, and which token equals the one before it."""
-        group, x, y = self._first.values()
-        order = torch.argsort(y, stable=True)
-        order = order[torch.argsort(group[order], stable=True)]
-        group, x, y = group[order], x[order], y[order]
-        return group, x, y - x, (group[1:] == group[:-1]) & (y[1:] == y[:-1])
+def compare_first_tokens(tokens: StreamSample) -> tuple[FirstTokenRepeats | None, FirstTokenLine | None]:
+    """The repeats of first tokens and the regression within prompts; None of what there is too little of."""
+    if not tokens.seen:
+        return None, None
+    group, x, y = tokens.values()
+    order = torch.argsort(y, stable=True)
+    order = order[torch.argsort(group[order], stable=True)]
+    group, x, y = group[order], x[order], y[order]
+    d, same_prompt = y - x, group[1:] == group[:-1]
+    again = same_prompt & (y[1:] == y[:-1])
+    pairs, distinct = int(again.sum()), int((same_prompt & ~again).sum())
+    noise = float((x[1:] - x[:-1])[again].square().mean().sqrt()) / 2**0.5
+    off = float(d[1:][again].square().mean().sqrt())
+    return (
+        FirstTokenRepeats(pairs, noise, off) if pairs >= LEAST_REPEATS else None,
+        _line(group, x, d, distinct) if distinct >= LEAST_DISTINCT else None,
+    )
 
 
 def _line(group: Tensor, x: Tensor, d: Tensor, distinct: int) -> FirstTokenLine:
@@ -313,11 +300,10 @@ class MismatchCase:
 
     def __init__(self, evidence: Evidence) -> None:
         self.evidence = evidence
-        self.x, self.y = evidence.tokens()
+        self.x, self.y = evidence.sample.values().double()
         self.d = self.y - self.x
         self.rms = float(self.d.square().mean().sqrt())
-        self.repeats: FirstTokenRepeats | None = evidence.repeats()
-        self.line: FirstTokenLine | None = evidence.line()
+        self.repeats, self.line = compare_first_tokens(evidence.first_tokens)
 
     @cached_property
     def temperatures(self) -> TemperatureRange:

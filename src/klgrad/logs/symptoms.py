@@ -165,20 +165,25 @@ TIMES_BETA = {"kl_rewards": "AReaL: minus kl_ctl times the KL, so that it is neg
 OTHERS = re.compile(r"coef|target|clip|horizon|min|max|std|ratio|scale")
 HELD_OUT = re.compile(r"^(eval|val|test|validation)[-_/]|^val-(core|aux)/")
 
-LENGTHS = ("completions/mean_length", "response_length/mean", "length/mean", "completion_length", "response_len/mean")
-COEFFICIENTS = ("actor/kl_coef", "actor/reward_kl_penalty_coeff", "kl/coef", "kl_coef", "kl_beta")
-GRADIENTS = ("grad_norm",)
-FLAT_GROUPS = ("frac_reward_zero_std",)
-REWARDS = ("reward", "critic/score/mean", "critic/rewards/mean", "raw_reward", "rewards/mean")
+OTHER_METRICS = {
+    "length": (
+        *("completions/mean_length", "response_length/mean", "length/mean", "completion_length", "response_len/mean"),
+    ),
+    "length of TRL": ("completions/mean_length",),
+    "coefficient": ("actor/kl_coef", "actor/reward_kl_penalty_coeff", "kl/coef", "kl_coef", "kl_beta"),
+    "gradient": ("grad_norm",),
+    "flat groups": ("frac_reward_zero_std",),
+    "reward": ("reward", "critic/score/mean", "critic/rewards/mean", "raw_reward", "rewards/mean"),
+}
 
 
 def _ends(name: str, ending: str) -> bool:
     return name == ending or name.endswith(f"/{ending}")
 
 
-def named(log: ScalarLog, endings: tuple[str, ...]) -> tuple[str, Series] | None:
-    """The metric with one of these names, the first in their order, and not of held-out prompts."""
-    for ending in endings:
+def other_metric(log: ScalarLog, what: str) -> tuple[str, Series] | None:
+    """The metric with one of the names, the first in their order, and not of held-out prompts."""
+    for ending in OTHER_METRICS[what]:
         for name, series in log.series.items():
             if _ends(name.lower(), ending) and not HELD_OUT.match(name.lower()):
                 return name, series
@@ -194,7 +199,7 @@ def reference_kls(log: ScalarLog) -> list[KLMetric]:
         if not endings or HELD_OUT.match(plain) or TO_SAMPLER.search(plain):
             continue
         unit, remark = REFERENCE[max(endings, key=len)]
-        if plain in ("kl", "train/kl") and named(log, ("completions/mean_length",)):
+        if plain in ("kl", "train/kl") and other_metric(log, "length of TRL"):
             unit = "token"  # of TRL, whose two trainers divide by tokens alike
         metrics.append(KLMetric(name, unit, remark, series))
     return sorted(metrics, key=lambda metric: not metric.unit)
