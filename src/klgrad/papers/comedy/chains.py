@@ -199,8 +199,8 @@ FULL, QUICK = {5: 512, 10: 128, 15: 8, 20: 2}, {5: 512, 8: 64, 10: 8}
 """Pairs of chains by length: a pair costs twice as much with every token."""
 SHARES = [1 / 16, 1 / 8, 1 / 4, 1 / 2]
 """How far B stands on the way from A to an independent chain."""
-ByKind = dict[str, dict[str, list[float]]]
-"""By what was measured and by configuration, one number a pair."""
+ByName = dict[str, list[float]]
+"""By configuration, one number a problem."""
 
 
 class Synthetic:
@@ -242,6 +242,7 @@ class Synthetic:
         bias = {name: [value for group in numbers["by_length"] for value in group["bias"][name]] for name in LABELS}
         close, apart = near["deviation"], numbers["by_share"][-1]["deviation"]
         noticed = {k: [a / b for a, b in zip(near["bias"][k], close[k], strict=True)] for k in ("k1-loss", "k3-reward")}
+        independent = "k1 in loss: less deviation than k1 in reward, A and B independent"
         less = "k1 in loss: its bias is less of its deviation than k3 in reward's is, B close to A"
         return [
             below("k1 in reward: unbiased", worst("bias", "k1-reward"), EXACT),
@@ -256,11 +257,7 @@ class Synthetic:
             _more("k1 in loss: less bias than k3 in reward", bias["k3-reward"], bias["k1-loss"]),
             _more("k1 in loss: more deviation than k1 in reward, B close to A", close["k1-loss"], close["k1-reward"]),
             *ours(
-                _more(
-                    "k1 in loss: less deviation than k1 in reward, A and B independent",
-                    apart["k1-reward"],
-                    apart["k1-loss"],
-                ),
+                _more(independent, apart["k1-reward"], apart["k1-loss"]),
                 _more(less, noticed["k3-reward"], noticed["k1-loss"]),
             ),
         ]
@@ -289,23 +286,19 @@ class Synthetic:
         figure.legend(loc="outside upper center", ncols=3, fontsize=9)
 
 
-def _measure(chains: Chains) -> ByKind:
+def _measure(chains: Chains) -> dict[str, ByName]:
     target, moments = chains.kl_gradient, chains.moments(placements)
+    # The mean with β/2 in the reward and β/2 in the loss.
+    halves = lambda k: moments[f"{k}-reward"].mean / 2 + moments[f"{k}-loss"].mean / 2
     return {
         "bias": {name: moments[name].bias(target).tolist() for name in LABELS},
         "deviation": {name: moments[name].deviation(target).tolist() for name in LABELS},
         "identity": {
             "k1-loss-is-zero": relative_error(target + moments["k1-loss"].mean, target).tolist(),
             "k3-loss-is-forward": moments["k3-loss"].bias(chains.token_forward_kl_gradient).tolist(),
-            **{f"{k}-halves-are-half": _halves(moments, k, target) for k in ("k1", "k3")},
+            **{f"{k}-halves-are-half": relative_error(halves(k), target / 2).tolist() for k in ("k1", "k3")},
         },
     }
-
-
-def _halves(moments: dict[str, Moments], estimator: str, target: Tensor) -> list[float]:
-    """How far β/2 in the reward and β/2 in the loss are from half of ∇KL."""
-    mean = moments[f"{estimator}-reward"].mean / 2 + moments[f"{estimator}-loss"].mean / 2
-    return relative_error(mean, target / 2).tolist()
 
 
 def _more(claim: str, larger: list[float], smaller: list[float]) -> Check:
@@ -330,8 +323,6 @@ REPAIRS = {
     "prefix": ("w_t, terms to go", "^:"),
 }
 """The exact ones, with their label, marker and line: the second differs from each of the others in one respect."""
-ByName = dict[str, list[float]]
-"""By configuration and weight, one number a problem."""
 
 
 class Stale:
@@ -364,6 +355,7 @@ class Stale:
         """Exact sentences in every problem at every staleness; the cost, at the stalest."""
         fresh, *stale = numbers["by_staleness"]
         every = lambda kind, name: [value for group in stale for value in group[kind][name]]
+        ends = (stale[0]["weights"], stale[-1]["weights"])
         return [
             *(_biased(f"{LABELS[name]}, no weight: biased", every("bias", f"{name}/none")) for name in PAPERS_FOUR),
             *ours(
@@ -372,11 +364,7 @@ class Stale:
                 *_repaired(fresh["bias"], [group["bias"] for group in stale], "sequence"),
                 *_repaired(fresh["bias"], [group["bias"] for group in stale], "prefix"),
                 *_costs(fresh["deviation"], stale[-1]["deviation"]),
-                _larger(
-                    "the staler, the fewer effective samples",
-                    stale[0]["weights"]["effective"],
-                    stale[-1]["weights"]["effective"],
-                ),
+                _larger("the staler, the fewer effective samples", *(group["effective"] for group in ends)),
             ),
         ]
 
@@ -390,9 +378,8 @@ class Stale:
         top = 1.05 * max(max(mean("bias", f"{name}/{weight}")) for name in LABELS for weight in WEIGHTS)
         for axis, (weight, title) in zip(axes[:, :2].flat, WEIGHTS.items(), strict=True):
             for name, text in LABELS.items():
-                axis.plot(
-                    x, mean("bias", f"{name}/{weight}"), **look(name) | {"label": text if weight == "none" else None}
-                )
+                label = {"label": text if weight == "none" else None}
+                axis.plot(x, mean("bias", f"{name}/{weight}"), **look(name) | label)
             axis.set_title(title, fontsize=10)
             axis.set(ylabel="bias / ‖∇KL‖", ylim=(-0.05 * top, top))
         cost, samples = axes[:, 2]
@@ -416,18 +403,15 @@ class Stale:
 def _coefficients(rollout: Rollout) -> dict[str, Tensor]:
     """Every configuration under every weight."""
     plain, sequence = placements(rollout), sequence_ratio(rollout)
+    times = lambda ratio, group: {name: ratio * coefficient for name, coefficient in group.items()}
     by_weight = {
         "none": plain,
-        "token": _times(token_ratio(rollout), plain),
-        "sequence": _times(sequence, plain),
-        "sequence to go": _times(sequence, placements(rollout, to_go)),
+        "token": times(token_ratio(rollout), plain),
+        "sequence": times(sequence, plain),
+        "sequence to go": times(sequence, placements(rollout, to_go)),
         "prefix": placements(rollout, to_go, prefix_ratio(rollout)),
     }
     return {f"{name}/{weight}": c for weight, group in by_weight.items() for name, c in group.items()}
-
-
-def _times(ratio: Tensor, group: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: ratio * coefficient for name, coefficient in group.items()}
 
 
 def _measure_stale(chains: Chains) -> dict[str, ByName]:
@@ -460,12 +444,10 @@ def _repaired(fresh: ByName, stale: list[ByName], weight: str) -> list[Check]:
 def _costs(fresh: ByName, stalest: ByName) -> list[Check]:
     more = "{}, sequence ratio: more deviation than on-policy"
     less = "{}, prefix ratio: less deviation than a sequence ratio on the same terms"
+    of = lambda name, weight: stalest[f"{name}/{weight}"]
     return [
-        *(_larger(more.format(LABELS[name]), stalest[f"{name}/sequence"], fresh[f"{name}/none"]) for name in SOUND),
-        *(
-            _larger(less.format(LABELS[name]), stalest[f"{name}/sequence to go"], stalest[f"{name}/prefix"])
-            for name in SOUND
-        ),
+        *(_larger(more.format(LABELS[name]), of(name, "sequence"), fresh[f"{name}/none"]) for name in SOUND),
+        *(_larger(less.format(LABELS[name]), of(name, "sequence to go"), of(name, "prefix")) for name in SOUND),
     ]
 
 

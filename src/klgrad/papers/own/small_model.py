@@ -155,7 +155,11 @@ def pretrain(model: Transformer, updates: int, generator: torch.Generator) -> No
     for _ in range(updates):
         shown = texts(64, generator)
         logp = shown.logp(model)
-        loss = cross_entropy(logp[shown.mask], shown.ids[:, PROMPT:][shown.mask])
-        adam.zero_grad()
-        loss.backward()
-        adam.step()
+        step(adam, cross_entropy(logp[shown.mask], shown.ids[:, PROMPT:][shown.mask]))
+
+
+def step(optimiser: torch.optim.Optimizer, loss: Tensor) -> None:
+    """One update of a loss."""
+    optimiser.zero_grad()
+    loss.backward()
+    optimiser.step()

@@ -21,9 +21,9 @@ from torch.func import functional_call, jvp, vjp
 
 from ...drawing import BLACK, BLUE, GREEN, GREY, ORANGE, VERMILION
 from ..runs import Row, below_over_seeds, counts, difference, exceeds_over_seeds
-from ..study import Axes, Check, Figure, Numbers, Settings, at_point, below, columns, exceeds, over_repeats
+from ..study import Axes, Check, Figure, Numbers, Settings, at_point, below, columns, error_bars, exceeds, over_repeats
 from ..tang_munos.bandits import count
-from .small_model import PROMPT, Completions, Transformer, held_out, pretrained, prompts, sample, texts
+from .small_model import PROMPT, Completions, Transformer, held_out, pretrained, prompts, sample, step, texts
 
 PRODUCTS = (0.5, 0.8, 0.95, 1.05, 1.2, 2.0)
 """Of η β λ_max(F) L, with λ_max at the start."""
@@ -172,17 +172,14 @@ def rewarded(problems: int, seed: int, updates: int = 150) -> list[Numbers]:
                 _, scale = run(torch.zeros(1, 1, 1, dtype=Bandit))
                 scale = scale[0]
             root_of = scale.sqrt()
-            stretched = root_of[:, :, None] * fisher(logits) * root_of[:, None, :]
-            largest = torch.linalg.eigvalsh(stretched)[:, -1:]
+            largest = torch.linalg.eigvalsh(root_of[:, :, None] * fisher(logits) * root_of[:, None, :])[:, -1:]
             beta = torch.tensor(REWARDED, dtype=Bandit)[:, None, None] / (lag * rate * largest)
             end, _ = run(beta)
             value = (end.softmax(-1) * reward).sum(-1)
             setting = {"optimiser": optimiser, "lag": lag, "products": REWARDED}
             gone = (entropy(end) < 0.1 * entropy(logits)).double()
-            rows.append(
-                {**setting, "difference": over_repeats(value - value[0]), "collapsed": over_repeats(gone)}
-                | {"reward": over_repeats(value)}
-            )
+            measures = {"difference": value - value[0], "collapsed": gone, "reward": value}
+            rows.append({**setting, **{name: over_repeats(x) for name, x in measures.items()}})
     return rows
 
 
@@ -192,7 +189,7 @@ def _with_reward(
     """The logits at the end, and one over the root of Adam's second moments after `WATCHED` updates."""
     generator = torch.Generator().manual_seed(seed)
     now = logits.expand(len(beta), -1, -1).clone().requires_grad_()
-    step = torch.optim.SGD([now], rate) if optimiser == "SGD" else torch.optim.Adam([now], rate)
+    descent = torch.optim.SGD([now], rate) if optimiser == "SGD" else torch.optim.Adam([now], rate)
     queue = deque(shares(now.detach().softmax(-1), SAMPLES, generator) for _ in range(lag))
     scale = torch.ones_like(now)
     for update in range(updates):
@@ -201,9 +198,9 @@ def _with_reward(
         weighted = fresh * (reward - (fresh * reward).sum(-1, keepdim=True))
         of_reward = weighted - p * weighted.sum(-1, keepdim=True)
         now.grad = beta * (queue.popleft() - p) - of_reward
-        step.step()
+        descent.step()
         if update == WATCHED and optimiser == "Adam":
-            state = step.state[now]
+            state = descent.state[now]
             scale = 1 / ((state["exp_avg_sq"] / (1 - 0.999 ** (update + 1))).sqrt() + 1e-8)
     return now.detach(), scale
 
@@ -224,7 +221,6 @@ def fisher_product(model: Transformer, given: Completions, vector: Parameters) -
 
 
 def length(vector: Parameters) -> float:
-    """The Euclidean norm."""
     return math.sqrt(sum(float(x.square().sum()) for x in vector.values()))
 
 
@@ -319,18 +315,12 @@ def trained_with_reward(model: Transformer, arm: Arm, updates: int, asked: int, 
         loss = -(advantage * fresh.of_tokens(fresh.logp(policy))).sum() / len(advantage)
         if arm.beta:
             loss = loss + arm.beta * stale.of_tokens(stale.logp(policy)).sum() / len(advantage)
-        adam.zero_grad()
-        loss.backward()
-        adam.step()
+        step(adam, loss)
         if update == updates // 2:
             correction = 1 - 0.999 ** (update + 1)
             second = {name: adam.state[x]["exp_avg_sq"] / correction for name, x in policy.named_parameters()}
             scale = {name: 1 / (x.sqrt() + 1e-8) for name, x in second.items()}
-    return _right(policy), scale
-
-
-def _right(policy: Transformer) -> float:
-    return float(held_out(policy).right.mean())
+    return float(held_out(policy).right.mean()), scale
 
 
 def rewarded_transformer(model: Transformer, updates: int, asked: int, seeds: Sequence[int]) -> Numbers:
@@ -340,14 +330,13 @@ def rewarded_transformer(model: Transformer, updates: int, asked: int, seeds: Se
         for arm in LM_ARMS:
             right, scale = trained_with_reward(model, arm, updates, asked, seed)
             if not arm.beta:
-                given = sample(
-                    model, prompts(128, torch.Generator().manual_seed(seed)), torch.Generator().manual_seed(3)
-                )
+                asked_here, generator = (torch.Generator().manual_seed(each) for each in (seed, 3))
+                given = sample(model, prompts(128, asked_here), generator)
                 largest.append(LM_RATE * top_eigenvector(model, given, scale)[0])
             product = arm.beta * arm.lag * largest[-1]
             end = {"right": right, "right_se": EVALUATION / 2**0.5}
             runs.append({**asdict(arm), "seed": seed, "product": product, **end})
-    return {"start": _right(model), "runs": runs, "updates": updates}
+    return {"start": float(held_out(model).right.mean()), "runs": runs, "updates": updates}
 
 
 def run(settings: Settings) -> Numbers:
@@ -359,14 +348,12 @@ def run(settings: Settings) -> Numbers:
         "ends": ends(problems, seed),
         "collapses": collapses(problems, seed),
         "rewarded": rewarded(problems, seed),
-        "transformer": None,
-        "sums": None,
     }
-    if not settings.quick:
-        model = pretrained(TRAINED, seed)
-        numbers["transformer"] = growth_in_transformer(model, 32, 50, seed)
-        numbers["sums"] = rewarded_transformer(model, 30, 8, range(3))
-    return numbers
+    if settings.quick:
+        return numbers | {"transformer": None, "sums": None}
+    model = pretrained(TRAINED, seed)
+    numbers["transformer"] = growth_in_transformer(model, 32, 50, seed)
+    return numbers | {"sums": rewarded_transformer(model, 30, 8, range(3))}
 
 
 NEAR = 0.05
@@ -378,6 +365,8 @@ def check(numbers: Numbers) -> list[Check]:
     growth = numbers["growth"]
     off = [abs(x["measured"]["mean"] / x["predicted"] - 1) for x in growth]
     shares = {above: [x["share that grows"] for x in growth if (x["product"] > 1) == above] for above in (True, False)}
+    left = {(x["arms"], x["product"], x["lag"]): x["entropy"]["mean"] for x in numbers["ends"]}
+    apart = max(abs(left[arms, product, 2] - left[arms, product, 10]) for arms, product, _ in left)
     checks = [
         Check(
             "exact: no push grows at a product of 0.95 or less, and every one at 1.05 or more",
@@ -385,7 +374,7 @@ def check(numbers: Numbers) -> list[Check]:
             max(shares[False]) == 0 and min(shares[True]) == 1,
         ),
         below("exact: it grows at the predicted rate (largest relative difference of a mean)", max(off), NEAR),
-        _same_end(numbers["ends"]),
+        below("exact: where it ends depends on the product and not on the lag (share of the entropy)", apart, 1e-3),
     ]
     of_queue = {name: [x for x in numbers["collapses"] if x["queue"] == name] for name in QUEUES}
     queue = of_queue["queue"]
@@ -453,12 +442,6 @@ def _ordered(base: list[Row], arms: list[list[Row]]) -> Check:
     return Check(claim, words, wrong == 0 and right > 0, decided=wrong + right > 0)
 
 
-def _same_end(ends: list[Numbers]) -> Check:
-    by = {(x["arms"], x["product"], x["lag"]): x["entropy"]["mean"] for x in ends}
-    off = max(abs(by[arms, product, 2] - by[arms, product, 10]) for arms, product, lag in by if lag == 2)
-    return below("exact: where it ends depends on the product and not on the lag (share of the entropy)", off, 1e-3)
-
-
 def _difference(ones: list[Numbers], others: list[Numbers], product: float) -> Numbers:
     """The smallest mean difference of the settings and its error, problem by problem."""
     at = FEW.index(product)
@@ -468,10 +451,8 @@ def _difference(ones: list[Numbers], others: list[Numbers], product: float) -> N
 
 
 def _costs(claim: str, runs: list[Numbers], product: float) -> Check:
-    at = REWARDED.index(product)
-    return exceeds(
-        claim, max((at_point(x["difference"], at) for x in runs), key=lambda x: x["mean"] / x["error"]), sign=-1
-    )
+    gaps = (at_point(x["difference"], REWARDED.index(product)) for x in runs)
+    return exceeds(claim, max(gaps, key=lambda x: x["mean"] / x["error"]), sign=-1)
 
 
 def _free(claim: str, runs: list[Numbers], product: float) -> Check:
@@ -497,16 +478,14 @@ def draw(numbers: Numbers, figure: Figure) -> None:
             axis.set_axis_off()
     for arms, colour in zip(ARMS, (GREY, BLUE, VERMILION), strict=True):
         entropies = [x["entropy"] for x in numbers["ends"] if x["arms"] == arms and x["lag"] == 10]
-        mean, error = columns(entropies, "mean", "error")
-        end.errorbar(PRODUCTS, mean, yerr=error, fmt="o-", color=colour, ms=4, label=f"{arms} arms")
+        error_bars(end, PRODUCTS, entropies, color=colour, ms=4, label=f"{arms} arms")
     _threshold(end, f"without noise: where it ends\n({problems} problems, ± 1 SE)", "entropy at the end / at the start")
     end.legend(fontsize=8)
     looks = {("fresh", 64): (GREY, ":"), ("queue", 64): (BLUE, "-"), ("repeated", 64): (VERMILION, "--")}
     looks |= {("queue", 1024): (GREEN, "-")}
     for x in numbers["collapses"]:
         if (x["arms"], x["lag"]) == (10, 10) and (x["queue"], x["size"]) in looks:
-            colour, line = looks[x["queue"], x["size"]]
-            share = x["collapsed"]
+            (colour, line), share = looks[x["queue"], x["size"]], x["collapsed"]
             collapse.errorbar(x["products"], share["mean"], yerr=share["error"], fmt=f"o{line}", ms=4, color=colour)
             collapse.lines[-1].set_label(f"{QUEUES[x['queue']]}, {x['size']}")
     title = f"10 arms, lag 10, batches of 64 or 1024\n({problems} problems, ± 1 SE)"

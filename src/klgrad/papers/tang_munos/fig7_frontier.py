@@ -30,33 +30,23 @@ def draw(numbers: Numbers, figure: Figure) -> None:
     """A mark for each evaluation of each run; bars for the KL that an arm needs, and for differences at equal KL."""
     figure.set_size_inches(15, 4.4)
     points, needed, gaps = figure.subplots(1, 3, width_ratios=[1.3, 0.8, 1])
-    _points(numbers, points)
-    arms = {arm: kl for arm, kl in numbers["arms"].items() if kl["seeds"]}
-    colours = [LABELS[arm][1] for arm in arms]
-    _bars(needed, [LABELS[arm][0] for arm in arms], [each["mean"] for each in arms.values()], arms.values(), colours)
-    needed.set(xlabel="KL(π‖ref) per completion, nats", title="KL at 25% right answers\n3 seeds, ± 1 SE")
-    words = [name.replace(" answers ", "\nanswers ") for name in numbers["gaps"]]
-    differences = numbers["gaps"].values()
-    _bars(gaps, words, [each["mean"] for each in differences], differences, ["#999999"] * len(words))
-    gaps.set(xlabel="difference of right answers", title="at equal KL\n3 seeds, ± 1 SE")
-    handles, labels = points.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(LABELS), fontsize=8.5)
-
-
-def _points(numbers: Numbers, axis: Axes) -> None:
     for arm, (label, colour, mark) in LABELS.items():
         own = [point for point in numbers["points"] if point["name"] == arm]
-        axis.plot(*columns(own, "kl", "correct_in"), mark, ms=4, color=colour, mfc="none", label=label, lw=0)
-    axis.set(
-        xlabel="KL(π‖ref) per completion, nats",
-        ylabel="right answers, in domain",
-        title="each evaluation of each run,\nevery β",
-    )
+        points.plot(*columns(own, "kl", "correct_in"), mark, ms=4, color=colour, mfc="none", label=label, lw=0)
+    points.set(xlabel="KL(π‖ref) per completion, nats", ylabel="right answers, in domain")
+    points.set_title("each evaluation of each run,\nevery β")
+    arms = {arm: kl for arm, kl in numbers["arms"].items() if kl["seeds"]}
+    _bars(needed, [LABELS[arm][0] for arm in arms], arms.values(), [LABELS[arm][1] for arm in arms])
+    needed.set(xlabel="KL(π‖ref) per completion, nats", title="KL at 25% right answers\n3 seeds, ± 1 SE")
+    words = [name.replace(" answers ", "\nanswers ") for name in numbers["gaps"]]
+    _bars(gaps, words, numbers["gaps"].values(), ["#999999"] * len(words))
+    gaps.set(xlabel="difference of right answers", title="at equal KL\n3 seeds, ± 1 SE")
+    figure.legend(*points.get_legend_handles_labels(), loc="outside lower center", ncols=len(LABELS), fontsize=8.5)
 
 
-def _bars(axis: Axes, names: list[str], values: list[float], estimates: Iterable[Numbers], colours: list[str]) -> None:
+def _bars(axis: Axes, names: list[str], estimates: Iterable[Numbers], colours: list[str]) -> None:
     """A bar for each name, with its error and its number."""
-    errors = [each["error"] for each in estimates]
+    values, errors = columns(estimates, "mean", "error")
     far = max((abs(value) + error for value, error in zip(values, errors, strict=True)), default=1.0)
     for i, (value, error, colour) in enumerate(zip(values, errors, colours, strict=True)):
         axis.barh(i, value, xerr=error, color=colour, alpha=0.75, capsize=3)
@@ -98,9 +88,7 @@ CLOSE = 0.25
 
 def run(settings: Settings) -> Numbers:
     """The KL at a share of right answers by arm, right answers at equal KL, and all points."""
-    rows = [row for row in runs.rows_of(EXPERIMENT, settings) if row["arm"] in ARMS]
-    for other in EXPERIMENT.also:
-        rows += [row for row in runs.rows_of(other, settings) if _belongs(row)]
+    rows = [row for each in (EXPERIMENT, *EXPERIMENT.also) for row in runs.rows_of(each, settings) if _belongs(row)]
     start = runs.over_seeds(runs.at_update(rows, 0), runs.RIGHT_IN)["mean"]
     trained = [row for row in rows if row["update"]]
     by_arm = runs.grouped(trained, runs.ARM)
