@@ -91,7 +91,6 @@ OF_COEFFICIENTS = tuple(claim for claim, (column, *_) in COMPARISONS.items() if 
 
 
 def run(settings: Settings) -> Numbers:
-    """The settings at the last update, their paths, their comparisons, and the curve that they have in common."""
     rows = [{**row, "effective": _measured_effective(row)} for row in runs.rows_of(EXPERIMENT, settings)]
     last = runs.at_update(rows, LAST)
     by_name = runs.by_setting(last, SETTING)
@@ -120,7 +119,6 @@ def _measured_effective(row: runs.Row) -> float:
 
 
 def check(numbers: Numbers) -> list[Check]:
-    """The papers' claims at one coefficient, and ours."""
     differences = {claim: each[COMPARED_AT] for claim, each in numbers["comparisons"].items()}
     judged = lambda claims: (runs.exceeds_over_seeds(claim, differences[claim]) for claim in claims)
     return [*judged(CLAIMED), *ours(*judged(OF_COEFFICIENTS))]

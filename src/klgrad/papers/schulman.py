@@ -35,7 +35,6 @@ EXACT = 1e-9
 
 
 def run(settings: Settings) -> Numbers:
-    """Moments by quadrature, by closed form and by simulation."""
     curve, samples = torch.linspace(0.05, 1.5, 59, dtype=torch.float64), settings.size(500_000, 100_000)
     return {
         "mean": list(MEANS),
@@ -105,7 +104,6 @@ def _simulate(n: int, seed: int) -> Numbers:
 
 
 def check(numbers: Numbers) -> list[Check]:
-    """Quadrature against closed forms, the simulation and every printed number."""
     exact, closed, z = numbers["quadrature"], numbers["closed"], numbers["z"]
     entries = [(k, what, i) for k in ESTIMATORS for what in ("bias", "std") for i in range(len(MEANS))]
     error = max(abs(exact[k][what][i] - closed[k][what][i]) for k, what, i in entries)
@@ -131,7 +129,6 @@ def _as_printed(exact: Numbers, name: str, what: str, i: int) -> Check:
 
 
 def draw(numbers: Numbers, figure: Figure) -> None:
-    """Standard deviation and bias over the true KL against μ; the printed numbers as points."""
     left, right = figure.subplots(1, 2)
     curve = numbers["curve"]
     for axes, what in ((left, "std"), (right, "bias")):

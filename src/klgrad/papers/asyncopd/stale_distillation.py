@@ -144,7 +144,6 @@ NEARER = "with stale completions every arm ends nearer to the teacher than it be
 
 
 def run(settings: Settings) -> Numbers:
-    """Every setting at the last update and over updates, and what staleness costs it."""
     rows = runs.finite_rows(EXPERIMENT, settings)
     last, before = (runs.grouped(runs.at_update(rows, update), SETTING) for update in (runs.LAST, 0))
     at = lambda arm, age: last.get(f"{arm} {age}", [])
@@ -174,7 +173,6 @@ def run(settings: Settings) -> Numbers:
 
 
 def check(numbers: Numbers) -> list[Check]:
-    """The paper's sentences by both KLs, then ours."""
     theirs = [check for measure in MEASURES for check in _differences(numbers, measure, WORSE, COSTS_MORE)]
     return [*theirs, *ours(*(check for measure in MEASURES for check in _our_sentences(numbers, measure)))]
 

@@ -220,7 +220,6 @@ class Synthetic:
     """
 
     def run(self, settings: Settings) -> Numbers:
-        """Bias and standard deviation of every configuration, by length and by distance of B from A."""
         generator = torch.Generator().manual_seed(settings.seed)
         pairs = QUICK if settings.quick else FULL
         by_length = [_measure(random_chains(n, length, generator)) for length, n in pairs.items()]
@@ -263,7 +262,6 @@ class Synthetic:
         ]
 
     def draw(self, numbers: Numbers, figure: Figure) -> None:
-        """Bias above, standard deviation below; by length on the left, by distance on the right."""
         axes = figure.subplots(2, 2, sharex="col", sharey="row")
         columns = [
             (numbers["lengths"], numbers["by_length"], "tokens (independent A and B)"),
@@ -340,7 +338,6 @@ class Stale:
     """
 
     def run(self, settings: Settings) -> Numbers:
-        """Bias, standard deviation and effective sample size, by how stale the sampler is."""
         generator = torch.Generator().manual_seed(settings.seed)
         length, problems = settings.size(10, 6), settings.size(64, 32)
         chains = random_chains(problems, length, generator)
@@ -401,7 +398,6 @@ class Stale:
 
 
 def _coefficients(rollout: Rollout) -> dict[str, Tensor]:
-    """Every configuration under every weight."""
     plain, sequence = placements(rollout), sequence_ratio(rollout)
     times = lambda ratio, group: {name: ratio * coefficient for name, coefficient in group.items()}
     by_weight = {

@@ -101,7 +101,6 @@ COLLAPSES = {
 
 
 def run(settings: Settings) -> Numbers:
-    """The settings at the last update and over updates, and the curve of right answers over the KL."""
     rows = runs.rows_of(EXPERIMENT, settings)
     std, long = (runs.rows_of(other, settings) for other in EXPERIMENT.also)
     last, *others = (runs.at_update(each, LAST) for each in (rows, std, long))
@@ -134,7 +133,6 @@ def _pooled_gaps(files: Iterable[list[runs.Row]], coef: str, column: str) -> Num
 
 
 def check(numbers: Numbers) -> list[Check]:
-    """The paper's sentences, each by a difference at the last update, and ours."""
     differences = numbers["differences"]
     checks = [runs.exceeds_over_seeds(claim, numbers["fallen"][arm]) for claim, arm in COLLAPSES.items()]
     for claim, (_, high, _) in HIGHER.items():

@@ -33,7 +33,6 @@ CLAIMS = {
 
 
 def run(settings: Settings) -> Numbers:
-    """Right answers by questions and temperature, and the trained policies that they are compared with."""
     rows = runs.rows_of(EXPERIMENT, settings)
     trained = runs.at_update(runs.rows_of(TRAINED, Settings()), LAST)
     distilled = runs.at_update(runs.finite_rows(DISTILLED, Settings()), LAST_DISTILLED)
@@ -58,7 +57,6 @@ def _untouched(trained: list[runs.Row], column: str) -> list[runs.Row]:
 
 
 def check(numbers: Numbers) -> list[Check]:
-    """Every sentence, seed by seed."""
     return [runs.exceeds_over_seeds(claim, difference) for claim, difference in numbers["claims"].items()]
 
 
@@ -67,7 +65,6 @@ SHOWN = {SAMPLED: "T = 1", SHARPER: "T = 0.5", GREEDY: "greedy"}
 
 
 def draw(numbers: Numbers, figure: Figure) -> None:
-    """Right answers by temperature, and over the KL beside trained policies."""
     figure.set_size_inches(11, 4.2)
     by_temperature, over_kl = figure.subplots(1, 2)
     look = {"ms": 5, "lw": 1.4, "capsize": 3}

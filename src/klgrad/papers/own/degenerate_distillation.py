@@ -161,7 +161,6 @@ def _judged(student: Transformer, teacher: Transformer) -> Numbers:
 
 
 def run(settings: Settings) -> Numbers:
-    """Exact descents of first-order policies, and distilled transformers."""
     of = lambda case, updates: descend(case, PROBLEMS, updates, settings.seed)
     return {
         "levels": [
@@ -192,7 +191,6 @@ SHORT, KEPT, BACK = 0.5, 0.9, 0.95
 
 
 def check(numbers: Numbers) -> list[Check]:
-    """The optimum, the transient, what a warm start does, and the transformers."""
     of = {(x["level"], x["case"]["rows"]): x for x in numbers["levels"]}
     ends = {key: x["end"] for key, x in of.items()}
     few, last = LEVEL_ROWS[:-1], numbers["levels"][0]["updates"][-1]
@@ -273,7 +271,6 @@ NAMES = {"token": "token level", "sequence": "sequence level", "warm": f"token l
 
 
 def draw(numbers: Numbers, figure: Figure) -> None:
-    """Lengths and both KLs over updates by rows; what is varied; the transformers."""
     figure.set_size_inches(12.5, 10.6)
     axes = figure.subplots(3, 3)
     number = len(numbers["levels"][0]["end"])

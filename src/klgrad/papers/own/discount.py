@@ -279,7 +279,6 @@ GAINS_LESS = f"a batch of 64 gains less than one of 256 by a future discounted b
 
 
 def run(settings: Settings) -> Numbers:
-    """Every arm at its best rate and at one rate for all, comparisons, moments of gradients, and the sweep of rates."""
     swept, rows = (runs.finite_rows(experiment, settings) for experiment in (SWEEP, SEEDS))
     measured = runs.rows_of(GRADIENTS, settings)
     best, last = best_rates(swept), runs.at_update(rows, runs.LAST)
@@ -311,7 +310,6 @@ def run(settings: Settings) -> Numbers:
 
 
 def check(numbers: Numbers) -> list[Check]:
-    """Sentences about the training runs, about the gradients, and about what the gradients predict of the runs."""
     compared = numbers["comparisons"]
     gaps = {claim: at[LARGE] for claim, at in compared.items()}
     gaps |= {f"with batches of 64, {claim}": compared[claim][SMALL] for claim in AT_BOTH_SIZES}

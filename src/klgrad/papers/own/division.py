@@ -29,7 +29,6 @@ EPSILON = 1e-4
 
 
 def centred(x: Tensor) -> Tensor:
-    """Less the mean of the group."""
     return x - x.mean(-1, keepdim=True)
 
 
@@ -176,7 +175,6 @@ def sums(arm: str, beta: float, start: Transformer, updates: int, asked: int, se
 
 
 def run(settings: Settings) -> Numbers:
-    """Right answers and KL of every arm, what changes with the task, and the transformer."""
     seeds, long, short = settings.size(8, 2), settings.size(2 * LONG, SHORT), settings.size(LONG, SHORT)
     of = lambda arm, beta, task, updates: train(arm, beta, task, seeds, updates, settings.seed)
     main = {f"{arm}, β = {beta:g}": of(arm, beta, Task(), long) for arm, betas in MAIN.items() for beta in betas}
@@ -205,7 +203,6 @@ def _difference(more: dict[str, Tensor], less: dict[str, Tensor], at: int) -> Nu
 
 
 def _gap(of: Callable[..., dict[str, Tensor]], task: Task, updates: int) -> Numbers:
-    """Right answers with the division and with the remedy."""
     sides = {arm: of(arm, 0.1, task, updates) for arm in ("divided", REMEDY)}
     ends = [SHORT, updates] if updates > SHORT else [SHORT]
     return {
@@ -238,7 +235,6 @@ COMPARED = {
 
 
 def check(numbers: Numbers) -> list[Check]:
-    """After 60 updates and at the end; then what it depends on, and the transformer."""
     checks = []
     for claim, (early, late) in numbers["differences"].items():
         judged = exceeds(f"after {early['updates']} updates: {claim}", early)
@@ -284,7 +280,6 @@ LOOKS = {
 
 
 def draw(numbers: Numbers, figure: Figure) -> None:
-    """Right answers over updates, the remedy's lead by task, and the transformer."""
     figure.set_size_inches(13, 4.6)
     learnt, lead, model = figure.subplots(1, 3)
     for name, (colour, line) in LOOKS.items():

@@ -58,7 +58,6 @@ def shares(p: Tensor, size: int, generator: torch.Generator) -> Tensor:
 
 
 def entropy(logits: Tensor) -> Tensor:
-    """(...,) of the arms."""
     logp = logits.log_softmax(-1)
     return -(logp.exp() * logp).sum(-1)
 
@@ -340,7 +339,6 @@ def rewarded_transformer(model: Transformer, updates: int, asked: int, seeds: Se
 
 
 def run(settings: Settings) -> Numbers:
-    """Growth, ends and collapses of bandits, and the transformer."""
     problems, seed = settings.size(40, 10), settings.seed
     numbers = {
         "problems": problems,
@@ -361,7 +359,6 @@ NEAR = 0.05
 
 
 def check(numbers: Numbers) -> list[Check]:
-    """The law where it is exact; then where noise, a reward and Adam leave it."""
     growth = numbers["growth"]
     off = [abs(x["measured"]["mean"] / x["predicted"] - 1) for x in growth]
     shares = {above: [x["share that grows"] for x in growth if (x["product"] > 1) == above] for above in (True, False)}
@@ -464,7 +461,6 @@ def _free(claim: str, runs: list[Numbers], product: float) -> Check:
 
 
 def draw(numbers: Numbers, figure: Figure) -> None:
-    """Growth, the end, collapses by queue, the reward, and the transformer."""
     figure.set_size_inches(12.5, 7.4)
     growth, end, collapse, reward, model, answers = figure.subplots(2, 3).flat
     problems = numbers["problems"]

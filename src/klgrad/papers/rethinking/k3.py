@@ -37,7 +37,6 @@ class Bias:
     """
 
     def run(self, settings: Settings) -> Numbers:
-        """The expansion of the coefficient, and gaps of expected gradients at halving distances."""
         distances = [2.0**-i for i in range(HALVINGS + 1)]
         bandits = _bandits(BIAS_ARMS, settings.size(24, 6), settings.seed)
         wide = torch.linspace(-0.9, 2.0, 117, dtype=torch.float64)
@@ -50,7 +49,6 @@ class Bias:
         }
 
     def check(self, numbers: Numbers) -> list[Check]:
-        """The expansion, and the power of the distance."""
         second, third, fourth = EXPANSION
         orders = [math.log2(gaps[-2] / gaps[-1]) for gaps in numbers["gap"]]  # the distances are one halving apart
         worst = max(orders, key=lambda order: abs(order - 1))
@@ -65,7 +63,6 @@ class Bias:
         ]
 
     def draw(self, numbers: Numbers, figure: Figure) -> None:
-        """Left the coefficient's shortfall against δ - 1, right the gradients' gap against distance."""
         left, right = figure.subplots(1, 2)
         x = torch.tensor(numbers["delta_minus_1"], dtype=torch.float64)
         left.plot(x, numbers["short"], **{**style("k3-loss"), "label": "measured", "linewidth": 2.5})
@@ -132,13 +129,11 @@ class Variance:
     """
 
     def run(self, settings: Settings) -> Numbers:
-        """Variances of the two coefficients and the χ² divergence, per bandit and distance, for both ways apart."""
         bandits = _bandits(VARIANCE_ARMS, settings.size(64, 16), settings.seed)
         at = lambda of: _measure_all([[of(problem, distance) for distance in DISTANCES] for problem in bandits])
         return {"distance": list(DISTANCES), "policy_leaves": at(_policy_at), "ref_leaves": at(_ref_at)}
 
     def check(self, numbers: Numbers) -> list[Check]:
-        """The identity, and the two ends of the comparison."""
         apart = [numbers["policy_leaves"], numbers["ref_leaves"]]
         error = max(((_table(a, "k3") / _table(a, "chi_square")) - 1).abs().max().item() for a in apart)
         policy, ref = (_table(a, "k3") / _table(a, "k1") for a in apart)
@@ -238,7 +233,6 @@ class Gaussian:
     """
 
     def run(self, settings: Settings) -> Numbers:
-        """Exact variances, growth of the integrand of the second moment, and sample standard deviations."""
         exponents: list[float] = []
         (k1_variance,) = _by_quadrature(k1, (STD,), exponents)
         return {
@@ -255,7 +249,6 @@ class Gaussian:
         }
 
     def check(self, numbers: Numbers) -> list[Check]:
-        """Exact values, the condition for a finite variance, the growth, and whether the printed values are typical."""
         k1_std, finite, samples = numbers["k1_std"], numbers["finite"], numbers["samples"]
         k1_samples, k3_samples = (torch.tensor(samples[k], dtype=torch.float64) for k in ("k1", "k3"))
         variance = over_repeats(k1_samples[-1].square())
@@ -274,7 +267,6 @@ class Gaussian:
         ]
 
     def draw(self, numbers: Numbers, figure: Figure) -> None:
-        """Left sample standard deviations against sample size, right exact ones against σ_q."""
         left, right = figure.subplots(1, 2)
         samples = numbers["samples"]
         for name in ("k1", "k3"):

@@ -77,7 +77,6 @@ HIGHER = {
 
 
 def run(settings: Settings) -> Numbers:
-    """Every arm and rate at the last update, and what the figure shows over updates."""
     # The training reward is a mean over the updates since the last evaluation.
     error = lambda row: {"train_reward_se": (row["train_reward_noise"] or 0.0) / EVERY**0.5}
     rows = [row | error(row) for row in runs.rows_of(EXPERIMENT, settings)]

@@ -68,7 +68,6 @@ class Coefficients:
     """
 
     def run(self, settings: Settings) -> Numbers:
-        """Coefficients along log π, and at the points that the claims name."""
         logp = torch.linspace(LOWEST_LOGP, 0, settings.size(281, 57), dtype=torch.float64)
         pi = logp.exp()
         formula = {"k1-loss": torch.ones_like(pi), "k3-loss": 1 - REF / pi}
@@ -89,7 +88,6 @@ class Coefficients:
         }
 
     def check(self, numbers: Numbers) -> list[Check]:
-        """Formulae, and the behaviour at the ends."""
         error, at_ref, certain = numbers["error"], numbers["at_ref"], numbers["certain"]
         rare, low = numbers["certain_rare_ref"], numbers["thousandth_of_ref"]
         pull_at_ref = max(abs(at_ref[name]) for name in ("k1-reward", "k2-loss", "k3-loss"))
@@ -109,7 +107,6 @@ class Coefficients:
         ]
 
     def draw(self, numbers: Numbers, figure: Figure) -> None:
-        """Coefficient against log π."""
         axes = figure.subplots()
         for name in ("k1-loss", "k3-loss", "k1-reward", "k2-loss"):
             # k2 lies on k1 in reward exactly: a thinner dashed line on top lets both be seen.
@@ -152,7 +149,6 @@ class Theorem:
     """
 
     def run(self, settings: Settings) -> Numbers:
-        """Relative distances of each loss's expected gradient from that of KL(π‖ref), problem by problem."""
         count = settings.size(150, 30)
         distances = torch.logspace(math.log10(NEAREST), math.log10(FARTHEST), count).tolist()
         problems = [
@@ -176,7 +172,6 @@ class Theorem:
         ]
 
     def draw(self, numbers: Numbers, figure: Figure) -> None:
-        """Relative distance from the reverse KL gradient against the KL of the problem."""
         axes = figure.subplots()
         markers = {"k1-loss": "s", "k3-loss": "o", "k1-reward": "x", "k2-loss": "+"}
         for name, marker in markers.items():

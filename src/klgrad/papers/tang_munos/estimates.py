@@ -26,7 +26,6 @@ class Fig1:
     """
 
     def run(self, settings: Settings) -> Numbers:
-        """Simulated and exact squared errors."""
         generator = torch.Generator().manual_seed(settings.seed)
         problems = bandits.draw(settings.size(100, 50), generator)
         logp = problems.logp
@@ -103,7 +102,6 @@ class Fig2:
     """
 
     def run(self, settings: Settings) -> Numbers:
-        """Simulated errors, and exact ones."""
         generator = torch.Generator().manual_seed(settings.seed)
         problems = bandits.draw(settings.size(100, 50), generator)
         logp = problems.logp
@@ -168,7 +166,6 @@ class Fig2:
         axis.legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
 
     def compare(self, numbers: Numbers) -> Comparison:
-        """The exact error of each arm, for some n."""
         shown = (FEWEST, DEFAULT, ENOUGH, MOST)
         rows = {name: [error[SAMPLES.index(n)] for n in shown] for name, error in numbers["exact"].items()}
         return Comparison("root squared error of the gradient, exact", [f"n = {n}" for n in shown], rows)
@@ -223,7 +220,6 @@ class KLambda:
     """
 
     def run(self, settings: Settings) -> Numbers:
-        """Exact values, gradients and descent for each λ."""
         generator = torch.Generator().manual_seed(settings.seed)
         problems = bandits.draw(settings.size(100, 30), generator)
         logp, ref = problems.logp, problems.ref_logp

@@ -175,7 +175,6 @@ def _shares(numbers: Numbers, start: str, axis: Axes) -> None:
 
 
 def compare(numbers: Numbers) -> Comparison:
-    """The KL of each arm, at some steps."""
     steps = numbers["steps"]
     shown = [0, len(steps) // 10, len(steps) // 2, len(steps) - 1]
     rows = {name: [seen["mean"][i] for i in shown] for name, seen in numbers["kl"].items()}
@@ -201,7 +200,6 @@ PAPER = _cell(SAMPLES, 1)
 
 
 def run(settings: Settings) -> Numbers:
-    """KL to ref over the steps for every method, then k3 against vanilla for every n and start."""
     generator = torch.Generator().manual_seed(settings.seed)
     problems = bandits.draw(settings.size(100, 40), generator, torch.float32)
     steps = settings.size(1000, 100)

@@ -87,7 +87,6 @@ CLOSE = 0.25
 
 
 def run(settings: Settings) -> Numbers:
-    """The KL at a share of right answers by arm, right answers at equal KL, and all points."""
     rows = [row for each in (EXPERIMENT, *EXPERIMENT.also) for row in runs.rows_of(each, settings) if _belongs(row)]
     start = runs.over_seeds(runs.at_update(rows, 0), runs.RIGHT_IN)["mean"]
     trained = [row for row in rows if row["update"]]
@@ -130,7 +129,6 @@ def _gap(by_arm: dict[str, list[runs.Row]], start: float, arm: str, coef: str, o
 
 
 def check(numbers: Numbers) -> list[Check]:
-    """The paper's sentences, and ours on the exact KL with a discounted future."""
     checks = []
     for claim, gap in numbers["gaps"].items():
         check = runs.exceeds_over_seeds(f"at equal KL, {claim}", gap)

@@ -38,7 +38,6 @@ MOST_LINES = 6
 
 
 def draw(numbers: Numbers, figure: Figure) -> None:
-    """Medians over seeds, and the end of each run."""
     figure.set_size_inches(15, 8.6)
     axes = figure.subplots(2, 3)
     for across, (lengths, title) in zip(axes, TITLES.items(), strict=True):
@@ -91,7 +90,6 @@ FARTHER = "on the teacher's completions the best sequence-level student is farth
 
 
 def run(settings: Settings) -> Numbers:
-    """Every arm over updates, and the differences of the claim, seed by seed."""
     rows = runs.finite_rows(EXPERIMENT, settings)
     judged = _judged(rows)
     updates = sorted({row["update"] for row in rows})

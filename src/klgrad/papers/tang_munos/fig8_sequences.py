@@ -304,7 +304,6 @@ COMPARED = {*NEARER.values(), *NEARER_AT_FIXED_LENGTH.values(), AHEAD, DISCOUNTE
 
 
 def run(settings: Settings) -> Numbers:
-    """Exact bias, measured variance, and descents."""
     problems, steps = settings.size(100, 48), settings.size(STEPS, EARLY)
     of_problems, of_samples = 2 * settings.seed, 2 * settings.seed + 1
     rates = RATES if not settings.quick else (0.1,)

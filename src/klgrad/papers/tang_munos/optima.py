@@ -108,7 +108,6 @@ class Fig4:
     """
 
     def run(self, settings: Settings) -> Numbers:
-        """Paths at β = 1, and where each method ends for every β."""
         methods = (*METHODS, *settings.arms)
         quick = lambda beta: 800 if beta in (BETA, INSIDE) else 400
         paths = {beta: simulate(settings, DEFAULT, beta, settings.size(1000, quick(beta)), methods) for beta in BETAS}
@@ -234,7 +233,6 @@ class Fig5:
     """
 
     def run(self, settings: Settings) -> Numbers:
-        """Where each method ends, by n."""
         methods = (*METHODS, *settings.arms)
         paths = {n: simulate(settings, n, BETA, settings.size(3000, 400), methods) for n in FIG5_SAMPLES}
         other = {n: simulate(settings, n, OTHER_BETA, settings.size(1000, 200), ("k3-loss",)) for n in (4, 64)}
@@ -290,7 +288,6 @@ class Fig6:
     """
 
     def run(self, settings: Settings) -> Numbers:
-        """Where k3 as a loss ends, seen from either optimum."""
         steps = settings.size(3000, 400)
         paths = {n: simulate(settings, n, BETA, steps, METHOD) for n in FIG6_SAMPLES}
         # At a small β the reward's pull is weak and the way long: too long for a quick run.
