@@ -1,6 +1,7 @@
 """Exact parts of the studies on a CPU against sums that are written in another way, and the small model."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -109,7 +110,7 @@ WEIGHTS = {
 def test_the_prefix_ratio_is_exact_with_the_present_token_and_inside_the_sum(weight):
     generator = torch.Generator().manual_seed(5)
     chains = tree.random_chains(4, 5, generator)
-    chains = chains.sampled_by(chains.policy + 0.7 * tree.random_logits(4, 5, generator))
+    chains = replace(chains, behaviour=chains.policy + 0.7 * tree.random_logits(4, 5, generator))
     found = chains.moments(WEIGHTS[weight])
     for name in tree.SOUND:
         bias = found[name].bias(chains.kl_gradient)

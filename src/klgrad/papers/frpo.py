@@ -9,7 +9,7 @@ at a coefficient of 0.1. Reasons, table and limits: docs/experiments/division.md
 
 from ..drawing import STYLES
 from . import runs
-from .study import Axes, Check, Experiment, Figure, Numbers, Settings, ours
+from .study import Check, Experiment, Figure, Numbers, Settings, ours
 
 SOURCE = """Yao et al., FRPO, arXiv 2601.10201, against Shah et al., "A Comedy of Estimators", arXiv 2512.21852."""
 LABELS = {
@@ -38,7 +38,17 @@ def draw(numbers: Numbers, figure: Figure) -> None:
     runs.over_kl(frontier, numbers["curve"], numbers["runs"])
     frontier.set_ylabel("right answers, in domain")
     frontier.set_title("each run of every β\n(filled: undivided; open: divided)")
-    _effective(numbers, effective)
+    for setting, end in numbers["end"].items():
+        colour, face = _look(setting.rpartition(" ")[0])
+        if not setting.startswith("none"):
+            x, y = end["effective"], end["kl_per_sequence"]
+            look = {"fmt": "o", "ms": 5, "color": colour, "mfc": face, "lw": 1}
+            effective.errorbar(x["mean"], y["mean"], xerr=x["error"], yerr=y["error"], **look)
+    effective.set(xscale="log", yscale="log", xlabel="effective coefficient", ylabel="KL(π‖ref) per completion, nats")
+    effective.set_title("every β (filled: undivided)\n3 seeds, ± 1 SE")
+    effective.set_xticks([0.01, 0.03, 0.1, 0.3], ["0.01", "0.03", "0.1", "0.3"])
+    effective.set_yticks([0.1, 0.3, 1, 3], ["0.1", "0.3", "1", "3"])
+    effective.minorticks_off()
     figure.legend(*undivided.get_legend_handles_labels(), loc="outside lower center", ncols=5, fontsize=8.5)
 
 
@@ -47,20 +57,6 @@ def _look(name: str) -> tuple[str, str]:
     arm, division = name.split()
     colour = STYLES[LABELS[arm][1]][0]
     return colour, colour if division == "undivided" else "white"
-
-
-def _effective(numbers: Numbers, axis: Axes) -> None:
-    for setting, end in numbers["end"].items():
-        colour, face = _look(setting.rpartition(" ")[0])
-        if not setting.startswith("none"):
-            x, y = end["effective"], end["kl_per_sequence"]
-            look = {"fmt": "o", "ms": 5, "color": colour, "mfc": face, "lw": 1}
-            axis.errorbar(x["mean"], y["mean"], xerr=x["error"], yerr=y["error"], **look)
-    axis.set(xscale="log", yscale="log", xlabel="effective coefficient", ylabel="KL(π‖ref) per completion, nats")
-    axis.set_title("every β (filled: undivided)\n3 seeds, ± 1 SE")
-    axis.set_xticks([0.01, 0.03, 0.1, 0.3], ["0.01", "0.03", "0.1", "0.3"])
-    axis.set_yticks([0.1, 0.3, 1, 3], ["0.1", "0.3", "1", "3"])
-    axis.minorticks_off()
 
 
 EXPERIMENT = Experiment("std.csv", "exp_std.py")
@@ -94,14 +90,15 @@ def run(settings: Settings) -> Numbers:
     rows = [{**row, "effective": _measured_effective(row)} for row in runs.rows_of(EXPERIMENT, settings)]
     last = runs.at_update(rows, LAST)
     by_name = runs.by_setting(last, SETTING)
+    of = lambda arm, coef: by_name.get(f"{arm} {coef}", [])
     coefficients = sorted({row["kl_coef"] for row in last} - {"0.0"}, key=float)
     return {
         "made": runs.provenance(rows),
         "end": runs.summaries(last, (*COLUMNS, "effective"), SETTING),
         "paths": runs.paths([row for row in rows if row["kl_coef"] in (COMPARED_AT, "0.0")], "correct_in", ARM),
         "comparisons": {
-            claim: {c: runs.difference(*(by_name.get(f"{arm} {c}", []) for arm in arms), column) for c in coefficients}
-            for claim, (column, *arms) in COMPARISONS.items()
+            claim: {c: runs.difference(of(higher, c), of(lower, c), column) for c in coefficients}
+            for claim, (column, higher, lower) in COMPARISONS.items()
         },
         "runs": runs.points_of(last, ARM),
         "curve": runs.curve_of(last, ARM),

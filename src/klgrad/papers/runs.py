@@ -450,8 +450,8 @@ def curve(axis: Axes, path: Numbers | None, colour: str, line: str = "-", alpha:
     if path is not None:
         axis.plot(path["updates"], path["mean"], line, color=colour, **look)
         pairs = list(zip(path["mean"], path["error"], strict=True))
-        edges = ([mean + sign * error for mean, error in pairs] for sign in (-1, 1))
-        axis.fill_between(path["updates"], *edges, color=colour, alpha=alpha, lw=0)
+        low, high = ([mean + sign * error for mean, error in pairs] for sign in (-1, 1))
+        axis.fill_between(path["updates"], low, high, color=colour, alpha=alpha, lw=0)
 
 
 def over_kl(axis: Axes, curve: Numbers, points: list[Numbers]) -> None:

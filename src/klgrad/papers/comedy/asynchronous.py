@@ -183,9 +183,9 @@ def run(settings: Settings) -> Numbers:
     long_end = runs.summaries(runs.at_update(long, LONG_LAST), COLUMNS, SETTING)
     of = lambda name: by_name.get(name, [])
     lost = lambda arm, lag: runs.gaps(of(f"{REWARD if arm in WITHOUT_FRESH else arm} 0"), of(f"{arm} {lag}"), RIGHT)
-    weighted = lambda *sides: {
-        **{column: runs.difference(*map(of, sides), column) for column in COLUMNS},
-        "equal_kl": runs.gap_at_equal_kl(*(trained.get(name, []) for name in sides), start[RIGHT]["mean"]),
+    weighted = lambda arm, control: {
+        **{column: runs.difference(of(arm), of(control), column) for column in COLUMNS},
+        "equal_kl": runs.gap_at_equal_kl(trained.get(arm, []), trained.get(control, []), start[RIGHT]["mean"]),
     }
     return {
         "made": runs.provenance([*rows, *long, *stale]),

@@ -77,14 +77,6 @@ class Chains:
     reference: Tensor
     behaviour: Tensor | None = None
 
-    def towards(self, share: float) -> "Chains":
-        """The same policies, with references at this share of the distance from them, on a line in the logits."""
-        return replace(self, reference=torch.lerp(self.policy, self.reference, share))
-
-    def sampled_by(self, behaviour: Tensor) -> "Chains":
-        """The same pairs with sequences drawn by other chains."""
-        return replace(self, behaviour=behaviour)
-
     @cached_property
     def kl_gradient(self) -> Tensor:
         """∇KL(A‖B) of whole sequences, (P, T, 2): autograd through its chain rule, without listing sequences."""
@@ -225,12 +217,13 @@ class Synthetic:
         by_length = [_measure(random_chains(n, length, generator)) for length, n in pairs.items()]
         length = settings.size(10, 8)
         apart = random_chains(settings.size(32, 16), length, generator)
+        at = lambda share: torch.lerp(apart.policy, apart.reference, share)
         return {
             "lengths": list(pairs),
             "by_length": by_length,
             "length_of_shares": length,
             "shares": [*SHARES, 1.0],
-            "by_share": [_measure(apart.towards(share)) for share in [*SHARES, 1.0]],
+            "by_share": [_measure(replace(apart, reference=at(share))) for share in [*SHARES, 1.0]],
         }
 
     def check(self, numbers: Numbers) -> list[Check]:
@@ -342,10 +335,11 @@ class Stale:
         length, problems = settings.size(10, 6), settings.size(64, 32)
         chains = random_chains(problems, length, generator)
         noise = random_logits(problems, length, generator)
+        samplers = (chains.policy + stale * noise for stale in STALENESS)
         return {
             "length": length,
             "staleness": STALENESS,
-            "by_staleness": [_measure_stale(chains.sampled_by(chains.policy + stale * noise)) for stale in STALENESS],
+            "by_staleness": [_measure_stale(replace(chains, behaviour=sampler)) for sampler in samplers],
         }
 
     def check(self, numbers: Numbers) -> list[Check]:
@@ -353,6 +347,9 @@ class Stale:
         fresh, *stale = numbers["by_staleness"]
         every = lambda kind, name: [value for group in stale for value in group[kind][name]]
         ends = (stale[0]["weights"], stale[-1]["weights"])
+        of = lambda name, weight: stale[-1]["deviation"][f"{name}/{weight}"]
+        more = "{}, sequence ratio: more deviation than on-policy"
+        less = "{}, prefix ratio: less deviation than a sequence ratio on the same terms"
         return [
             *(_biased(f"{LABELS[name]}, no weight: biased", every("bias", f"{name}/none")) for name in PAPERS_FOUR),
             *ours(
@@ -360,7 +357,8 @@ class Stale:
                 below("sequence ratio: mean 1", max(abs(x - 1) for x in every("weights", "mean")), EXACT),
                 *_repaired(fresh["bias"], [group["bias"] for group in stale], "sequence"),
                 *_repaired(fresh["bias"], [group["bias"] for group in stale], "prefix"),
-                *_costs(fresh["deviation"], stale[-1]["deviation"]),
+                *(_larger(more.format(LABELS[k]), of(k, "sequence"), fresh["deviation"][f"{k}/none"]) for k in SOUND),
+                *(_larger(less.format(LABELS[k]), of(k, "sequence to go"), of(k, "prefix")) for k in SOUND),
                 _larger("the staler, the fewer effective samples", *(group["effective"] for group in ends)),
             ),
         ]
@@ -435,16 +433,6 @@ def _repaired(fresh: ByName, stale: list[ByName], weight: str) -> list[Check]:
         off = max(abs(now - before) / before for now, before in pairs)
         checks.append(below(f"{LABELS[name]}, {title}: as biased as on-policy", off, EXACT))
     return checks
-
-
-def _costs(fresh: ByName, stalest: ByName) -> list[Check]:
-    more = "{}, sequence ratio: more deviation than on-policy"
-    less = "{}, prefix ratio: less deviation than a sequence ratio on the same terms"
-    of = lambda name, weight: stalest[f"{name}/{weight}"]
-    return [
-        *(_larger(more.format(LABELS[name]), of(name, "sequence"), fresh[f"{name}/none"]) for name in SOUND),
-        *(_larger(less.format(LABELS[name]), of(name, "sequence to go"), of(name, "prefix")) for name in SOUND),
-    ]
 
 
 def _biased(claim: str, values: list[float]) -> Check:

@@ -78,7 +78,7 @@ def draw(numbers: Numbers, figure: Figure) -> None:
     points = zip(*numbers["trained"], strict=True)
     over_kl.plot(*points, "o", ms=4, color=GREY, mfc="none", lw=0, label="trained, T = 1")
     right, kl = ([numbers["end"][f"{INSIDE} {t}"][column] for t in SHOWN] for column in (RIGHT, KL))
-    error_bars(over_kl, *columns(kl, "mean"), right, color=BLACK, label="untrained, sharper", **look)
+    error_bars(over_kl, columns(kl, "mean")[0], right, color=BLACK, label="untrained, sharper", **look)
     for words, x, y in zip(SHOWN.values(), kl, right, strict=True):
         over_kl.annotate(words, (x["mean"], y["mean"]), (4, -12), textcoords="offset points", fontsize=8)
     over_kl.set(xlabel="KL(π‖ref) per completion, nats", ylabel="right answers, in domain")

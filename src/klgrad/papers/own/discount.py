@@ -245,7 +245,8 @@ def _lines(axis: Axes, arms: Numbers, measure: str, line: str, suffix: str | Non
         if not all(math.isnan(m) for m in own):
             # The earlier kind in front: the arm without a future is of the first.
             order = 3 - list(KINDS).index(pattern) / len(KINDS)
-            look = {"color": colour, "ms": 5, "lw": 1.4, "zorder": order} | ({"mfc": "white"} if open_marks else {})
+            look: Numbers = {"color": colour, "ms": 5, "lw": 1.4, "zorder": order}
+            look |= {"mfc": "white"} if open_marks else {}
             look |= {} if suffix is None else {"label": label + suffix}
             at, error = [x + 0.1 * open_marks for x in run], [each.get("error") or 0 for each in points]
             axis.errorbar(at, mean, yerr=error, fmt=f"{mark}{line}", **look)
@@ -287,7 +288,7 @@ def run(settings: Settings) -> Numbers:
     by_name = runs.by_setting(judged, ARM)
     of = lambda size, arm: by_name.get(f"{size} {arm}", [])
     ahead = lambda size, column, farther, nearer: runs.gaps(of(size, farther), of(size, nearer), column)
-    sides = (ahead(size, *NEARER[DISCOUNTED_IS_NEARER]) for size in (LARGE, SMALL))
+    at_large, at_small = (ahead(size, *NEARER[DISCOUNTED_IS_NEARER]) for size in (LARGE, SMALL))
     return {
         "made": runs.provenance([*rows, *measured, *swept]),
         "start": {column: runs.at_start(rows, column) for column in runs.COLUMNS},
@@ -297,7 +298,7 @@ def run(settings: Settings) -> Numbers:
             claim: {size: runs.over_seeds(ahead(size, *by), "gap") for size in (LARGE, SMALL)}
             for claim, by in NEARER.items()
         },
-        "gains less": runs.difference(*sides, "gap"),
+        "gains less": runs.difference(at_large, at_small, "gap"),
         # On the student's completions, of any two arms with batches of one size.
         "apart": {
             f"{one} {other.split()[1]}": runs.difference(by_name[one], by_name[other], runs.OWN)

@@ -8,11 +8,13 @@ moments; and the transformer with Adam, whole completions and the reward of a ri
 docs/experiments/stale-completions.md.
 """
 
+import itertools
 import math
 from collections import deque
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass
+from functools import partial
 from statistics import fmean
 
 import torch
@@ -77,62 +79,55 @@ def push(logits: Tensor, rate: Tensor, lag: int, updates: int, size: float, seed
     return torch.stack(steps), now
 
 
+def random_logits(problems: int, arms: int, seed: int) -> Tensor:
+    return torch.randn(problems, arms, generator=torch.Generator().manual_seed(seed), dtype=Bandit)
+
+
 def growth(problems: int, seed: int) -> list[Numbers]:
     """The measured growth of a small push by arms, lag and product, and the one that the law predicts."""
     rows = []
-    for arms in ARMS:
-        logits = torch.randn(problems, arms, generator=torch.Generator().manual_seed(seed), dtype=Bandit)
-        for lag in LAGS:
-            for product in PRODUCTS:
-                predicted = math.log(root(product / lag, lag))
-                updates = int(min(3000, max(6 * lag, 8 / abs(predicted))))
-                rate = product / lag / largest_eigenvalue(logits)
-                steps, _ = push(logits, rate, lag, updates, 1e-9, seed + 1)
-                half = updates // 2
-                # The steps of one lag together, because a step oscillates within it.
-                late, early = (steps[end - lag : end].square().sum(0) for end in (updates, half + lag))
-                measured = (late / early).log() / 2 / (updates - half - lag)
-                setting = {"arms": arms, "lag": lag, "product": product, "predicted": predicted}
-                share = float((measured > 0).double().mean())
-                rows.append({**setting, "measured": over_repeats(measured), "share that grows": share})
+    for arms, lag, product in itertools.product(ARMS, LAGS, PRODUCTS):
+        logits = random_logits(problems, arms, seed)
+        predicted = math.log(root(product / lag, lag))
+        updates = int(min(3000, max(6 * lag, 8 / abs(predicted))))
+        rate = product / lag / largest_eigenvalue(logits)
+        steps, _ = push(logits, rate, lag, updates, 1e-9, seed + 1)
+        half = updates // 2
+        # The steps of one lag together, because a step oscillates within it.
+        late, early = (steps[end - lag : end].square().sum(0) for end in (updates, half + lag))
+        measured = (late / early).log() / 2 / (updates - half - lag)
+        setting = {"arms": arms, "lag": lag, "product": product, "predicted": predicted}
+        share = float((measured > 0).double().mean())
+        rows.append({**setting, "measured": over_repeats(measured), "share that grows": share})
     return rows
 
 
 def ends(problems: int, seed: int, updates: int = 2000) -> list[Numbers]:
     """Where exact descents end, by arms, lag and product: the share of the entropy that is left."""
-    rows = []
-    for arms in ARMS:
-        logits = torch.randn(problems, arms, generator=torch.Generator().manual_seed(seed), dtype=Bandit)
-        for lag in (2, 10):
-            products = torch.tensor(PRODUCTS, dtype=Bandit)[:, None, None]
-            rate = products / lag / largest_eigenvalue(logits)
-            _, end = push(logits.expand(len(PRODUCTS), -1, -1), rate, lag, updates, 1e-3, seed + 1)
-            left = entropy(end) / entropy(logits)
-            for product, each in zip(PRODUCTS, left, strict=True):
-                rows.append({"arms": arms, "lag": lag, "product": product, "entropy": over_repeats(each)})
+    rows, products = [], torch.tensor(PRODUCTS, dtype=Bandit)[:, None, None]
+    for arms, lag in itertools.product(ARMS, (2, 10)):
+        logits = random_logits(problems, arms, seed)
+        rate = products / lag / largest_eigenvalue(logits)
+        _, end = push(logits.expand(len(PRODUCTS), -1, -1), rate, lag, updates, 1e-3, seed + 1)
+        for product, left in zip(PRODUCTS, entropy(end) / entropy(logits), strict=True):
+            rows.append({"arms": arms, "lag": lag, "product": product, "entropy": over_repeats(left)})
     return rows
 
 
 QUEUES = {"fresh": "fresh", "queue": "filled queue", "repeated": "one batch again"}
-SIZES = (64, 1024)
 FEW = (0.3, *PRODUCTS)
 
 
 def collapses(problems: int, seed: int) -> list[Numbers]:
     """The share of sampled descents that collapse within 20 lags."""
-    rows = []
-    products = torch.tensor(FEW, dtype=Bandit)[:, None, None]
-    for arms in ARMS[1:]:
-        start = torch.randn(problems, arms, generator=torch.Generator().manual_seed(seed), dtype=Bandit)
-        for size in SIZES:
-            for lag in (2, 10):
-                rate = products / lag / largest_eigenvalue(start)
-                for queue in QUEUES:
-                    end = _sampled(start.expand(len(FEW), -1, -1), rate, lag, size, queue, seed + 1)
-                    gone = (entropy(end) < entropy(start) / 2).double()
-                    setting = {"arms": arms, "size": size, "lag": lag, "queue": queue}
-                    collapsed = {"collapsed": over_repeats(gone), "each": gone.int().tolist()}
-                    rows.append({**setting, "products": FEW, **collapsed})
+    rows, products = [], torch.tensor(FEW, dtype=Bandit)[:, None, None]
+    for arms, size, lag, queue in itertools.product(ARMS[1:], (64, 1024), (2, 10), QUEUES):
+        start = random_logits(problems, arms, seed)
+        rate = products / lag / largest_eigenvalue(start)
+        end = _sampled(start.expand(len(FEW), -1, -1), rate, lag, size, queue, seed + 1)
+        gone = (entropy(end) < entropy(start) / 2).double()
+        setting = {"arms": arms, "size": size, "lag": lag, "queue": queue, "products": FEW}
+        rows.append({**setting, "collapsed": over_repeats(gone), "each": gone.int().tolist()})
     return rows
 
 
@@ -159,31 +154,24 @@ SAMPLES, WATCHED = 16, 50
 def rewarded(problems: int, seed: int, updates: int = 150) -> list[Numbers]:
     """The expected reward at the end less that without the term, on the same random numbers, by product."""
     rows = []
-    for optimiser, rate in RATES.items():
-        for lag in (2, 10):
-            generator = torch.Generator().manual_seed(seed)
-            logits, reward = torch.randn(2, problems, 10, generator=generator, dtype=Bandit)
-            run = lambda beta, lag=lag, optimiser=optimiser, rate=rate, logits=logits, reward=reward: _with_reward(
-                logits, reward, beta, lag, optimiser, rate, updates, seed + 1
-            )
-            scale = torch.ones_like(logits)
-            if optimiser == "Adam":
-                _, scale = run(torch.zeros(1, 1, 1, dtype=Bandit))
-                scale = scale[0]
-            root_of = scale.sqrt()
-            largest = torch.linalg.eigvalsh(root_of[:, :, None] * fisher(logits) * root_of[:, None, :])[:, -1:]
-            beta = torch.tensor(REWARDED, dtype=Bandit)[:, None, None] / (lag * rate * largest)
-            end, _ = run(beta)
-            value = (end.softmax(-1) * reward).sum(-1)
-            setting = {"optimiser": optimiser, "lag": lag, "products": REWARDED}
-            gone = (entropy(end) < 0.1 * entropy(logits)).double()
-            measures = {"difference": value - value[0], "collapsed": gone, "reward": value}
-            rows.append({**setting, **{name: over_repeats(x) for name, x in measures.items()}})
+    for (optimiser, rate), lag in itertools.product(RATES.items(), (2, 10)):
+        generator = torch.Generator().manual_seed(seed)
+        logits, reward = torch.randn(2, problems, 10, generator=generator, dtype=Bandit)
+        run = partial(_with_reward, logits, reward, lag, optimiser, rate, updates, seed + 1)
+        scale = run(torch.zeros(1, 1, 1, dtype=Bandit))[1][0] if optimiser == "Adam" else torch.ones_like(logits)
+        root_of = scale.sqrt()
+        largest = torch.linalg.eigvalsh(root_of[:, :, None] * fisher(logits) * root_of[:, None, :])[:, -1:]
+        end, _ = run(torch.tensor(REWARDED, dtype=Bandit)[:, None, None] / (lag * rate * largest))
+        value = (end.softmax(-1) * reward).sum(-1)
+        setting = {"optimiser": optimiser, "lag": lag, "products": REWARDED}
+        gone = (entropy(end) < 0.1 * entropy(logits)).double()
+        measures = {"difference": value - value[0], "collapsed": gone, "reward": value}
+        rows.append({**setting, **{name: over_repeats(x) for name, x in measures.items()}})
     return rows
 
 
 def _with_reward(
-    logits: Tensor, reward: Tensor, beta: Tensor, lag: int, optimiser: str, rate: float, updates: int, seed: int
+    logits: Tensor, reward: Tensor, lag: int, optimiser: str, rate: float, updates: int, seed: int, beta: Tensor
 ) -> tuple[Tensor, Tensor]:
     """The logits at the end, and one over the root of Adam's second moments after `WATCHED` updates."""
     generator = torch.Generator().manual_seed(seed)
@@ -241,7 +229,8 @@ def top_eigenvector(
 
 TRAINED = 100
 """Updates of pretraining, after which a third of the sums are right."""
-IN_TRANSFORMER = {2: (0.8, 0.95, 1.05, 1.2), 10: (0.8, 1.2)}
+IN_TRANSFORMER = ((2, 0.8), (2, 0.95), (2, 1.05), (2, 1.2), (10, 0.8), (10, 1.2))
+"""A lag and a product."""
 
 
 def growth_in_transformer(model: Transformer, shown: int, updates: int, seed: int) -> Numbers:
@@ -251,30 +240,28 @@ def growth_in_transformer(model: Transformer, shown: int, updates: int, seed: in
     largest, vector = top_eigenvector(model, given)
     start = {name: x.detach().clone() for name, x in model.named_parameters()}
     rows = []
-    for lag, products in IN_TRANSFORMER.items():
-        for product in products:
-            model.load_state_dict(start)
-            rate = product / lag / largest
+    for lag, product in IN_TRANSFORMER:
+        model.load_state_dict(start)
+        rate = product / lag / largest
+        with torch.no_grad():
+            queue = deque([given.logp(model).exp()] * lag)
+            for name, x in model.named_parameters():
+                x += 1e-5 * vector[name]
+        steps = []
+        for _ in range(updates):
+            logp = given.logp(model)
+            queue.append(logp.detach().exp())
+            cross = (queue.popleft() * logp).sum(-1)
+            gradient = torch.autograd.grad((cross * given.mask).sum() / shown, list(model.parameters()))
             with torch.no_grad():
-                queue = deque([given.logp(model).exp()] * lag)
-                for name, x in model.named_parameters():
-                    x += 1e-5 * vector[name]
-            steps = []
-            for _ in range(updates):
-                logp = given.logp(model)
-                queue.append(logp.detach().exp())
-                cross = (queue.popleft() * logp).sum(-1)
-                gradient = torch.autograd.grad((cross * given.mask).sum() / shown, list(model.parameters()))
-                with torch.no_grad():
-                    for x, g in zip(model.parameters(), gradient, strict=True):
-                        x -= rate * g
-                along = zip(gradient, vector.values(), strict=True)
-                steps.append(sum(float((g * v).sum()) for g, v in along))
-            half = updates // 2
-            late, early = (math.hypot(*steps[end - lag : end]) for end in (updates, half + lag))
-            measured = math.log(late / early) / (updates - half - lag)
-            predicted = math.log(root(product / lag, lag))
-            rows.append({"lag": lag, "product": product, "predicted": predicted, "measured": measured})
+                for x, g in zip(model.parameters(), gradient, strict=True):
+                    x -= rate * g
+            steps.append(sum(float((g * v).sum()) for g, v in zip(gradient, vector.values(), strict=True)))
+        half = updates // 2
+        late, early = (math.hypot(*steps[end - lag : end]) for end in (updates, half + lag))
+        measured = math.log(late / early) / (updates - half - lag)
+        predicted = math.log(root(product / lag, lag))
+        rows.append({"lag": lag, "product": product, "predicted": predicted, "measured": measured})
     return {"largest eigenvalue": largest, "parameters": sum(x.numel() for x in model.parameters()), "growth": rows}
 
 
