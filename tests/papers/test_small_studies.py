@@ -90,6 +90,8 @@ def test_the_sampler_s_cache_changes_nothing():
 def test_texts_are_right_sums_and_others_are_not():
     shown = small_model.texts(32, torch.Generator().manual_seed(0))
     assert shown.right.all()
+    last = shown.ids[:, small_model.PROMPT :].gather(1, shown.mask.sum(1, keepdim=True) - 1)
+    assert (last == small_model.STOP).all(), "the full stop is a token of the completion"
     other = shown.ids.clone()
     other[:, small_model.PROMPT :] = small_model.LETTERS.index("7")
     assert not small_model.with_mask(other).right.any()

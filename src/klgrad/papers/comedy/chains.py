@@ -92,7 +92,8 @@ class Chains:
         """Exact moments of Σ_t c_t s_t, one sequence sampled, by configuration."""
         mean: dict[str, Tensor] = {}
         square: dict[str, Tensor] = {}
-        scores = _scores(self.policy)
+        # (P, T, 2, 2) ∇log-prob by the one logit that it depends on: token - P(token = 1).
+        scores = torch.arange(2, dtype=self.policy.dtype) - torch.sigmoid(self.policy)[..., None]
         for place, rollout, probability in self._sequences():
             score = _look_up(scores, place)
             weighted, after_one = probability[..., None] * score, (place & 2).to(score) / 2
@@ -157,11 +158,6 @@ def _look_up(table: Tensor, place: Tensor) -> Tensor:
 def _log_probs(logits: Tensor) -> Tensor:
     """(P, T, 2, 2) log-prob by (step, previous token, token)."""
     return torch.log_softmax(torch.stack([torch.zeros_like(logits), logits], -1), -1)
-
-
-def _scores(logits: Tensor) -> Tensor:
-    """(P, T, 2, 2) ∇log-prob by the one logit that it depends on: token - P(token = 1)."""
-    return torch.tensor([0.0, 1.0], dtype=logits.dtype) - torch.sigmoid(logits)[..., None]
 
 
 def _visits(logits: Tensor) -> Tensor:

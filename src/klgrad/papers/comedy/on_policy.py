@@ -13,7 +13,7 @@ from itertools import product
 
 from ...drawing import BLUE, STYLES
 from .. import runs
-from ..study import Axes, Check, Experiment, Figure, Numbers, Settings, ours
+from ..study import Check, Experiment, Figure, Numbers, Settings, ours
 
 LABELS = {
     "none": ("no KL", "black", "-"),
@@ -37,26 +37,17 @@ def draw(numbers: Numbers, figure: Figure) -> None:
     axes = figure.subplots(len(ROWS), len(coefficients) + 1, sharey=True)
     for (*panels, last), arms in zip(axes, ROWS, strict=True):
         for coefficient, axis in zip(coefficients, panels, strict=True):
-            _updates(numbers, axis, coefficient, arms)
-        _frontier(numbers, last, arms)
+            for arm, (label, colour, line) in ((arm, LABELS[arm]) for arm in arms):
+                path = numbers["paths"].get(f"{arm} {'0.0' if arm == 'none' else coefficient}")
+                runs.curve(axis, path, colour, line, label=label)
+            axis.set(xlabel="updates", title=f"β = {float(coefficient):g}\n3 seeds, ± 1 SE", xticks=[0, 20, 40, 60])
+        for run in (run for run in numbers["runs"] if run["name"] in arms):
+            _, colour, line = LABELS[run["name"]]
+            last.plot(run["kl"], run["correct_in"], MARKS[line], ms=5, color=colour, mfc="none", zorder=3)
+        runs.over_kl(last, numbers["curve"], [run for run in numbers["runs"] if run["name"] in numbers["curve"]["off"]])
+        last.set_title("each run of every β; circles: reward,\nsquares: loss, triangles: both", fontsize=10)
         panels[0].set_ylabel("right answers, in domain")
         panels[0].legend(loc="lower right", fontsize=8.5)
-
-
-def _updates(numbers: Numbers, axis: Axes, coefficient: str, arms: tuple[str, ...]) -> None:
-    for arm in arms:
-        label, colour, line = LABELS[arm]
-        path = numbers["paths"].get(f"{arm} {'0.0' if arm == 'none' else coefficient}")
-        runs.curve(axis, path, colour, line, label=label)
-    axis.set(xlabel="updates", title=f"β = {float(coefficient):g}\n3 seeds, ± 1 SE", xticks=[0, 20, 40, 60])
-
-
-def _frontier(numbers: Numbers, axis: Axes, arms: tuple[str, ...]) -> None:
-    for run in (run for run in numbers["runs"] if run["name"] in arms):
-        _, colour, line = LABELS[run["name"]]
-        axis.plot(run["kl"], run["correct_in"], MARKS[line], ms=5, color=colour, mfc="none", zorder=3)
-    runs.over_kl(axis, numbers["curve"], [run for run in numbers["runs"] if run["name"] in numbers["curve"]["off"]])
-    axis.set_title("each run of every β; circles: reward,\nsquares: loss, triangles: both", fontsize=10)
 
 
 EXPERIMENT = Experiment(

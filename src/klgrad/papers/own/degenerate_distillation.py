@@ -22,7 +22,7 @@ from ...enumeration import END
 from ..runs import curve, exceeds_over_seeds
 from ..study import Axes, Check, Figure, Numbers, Settings, error_bars, exceeds, over_repeats
 from ..tang_munos.fig8_sequences import REF_SCALE, VOCAB, Problems
-from .small_model import Completions, Transformer, held_out, pretrain, prompts, sample, step
+from .small_model import Transformer, held_out, pretrain, prompts, sample, step
 
 # First-order policies: the gradient of any discount, exactly.
 
@@ -135,17 +135,13 @@ def distil(start: Transformer, teacher: Transformer, level: str, updates: int, a
         if update % (updates // 10) == 0:
             seen.append({"update": update, **_judged(student, teacher)})
         batch = sample(student, prompts(asked, generator).repeat_interleave(4, 0), generator)
-        term = TOKEN if update < LM_LEVELS[level] * updates else SEQUENCE
-        step(adam, term(_rollout(batch, student, teacher, group)).loss)
+        logp = batch.logp(student)
+        with torch.no_grad():
+            other = batch.logp(teacher)
+        kl, of_tokens = (logp.exp() * (logp - other)).sum(-1), batch.of_tokens
+        rollout = Rollout(of_tokens(logp), of_tokens(other), batch.mask, group=group, token_reverse_kl=kl)
+        step(adam, (TOKEN if update < LM_LEVELS[level] * updates else SEQUENCE)(rollout).loss)
     return seen
-
-
-def _rollout(batch: Completions, student: Transformer, teacher: Transformer, group: Tensor) -> Rollout:
-    logp = batch.logp(student)
-    with torch.no_grad():
-        other = batch.logp(teacher)
-    kl = (logp.exp() * (logp - other)).sum(-1)
-    return Rollout(batch.of_tokens(logp), batch.of_tokens(other), batch.mask, group=group, token_reverse_kl=kl)
 
 
 @torch.no_grad()

@@ -39,13 +39,15 @@ class Bias:
     def run(self, settings: Settings) -> Numbers:
         distances = [2.0**-i for i in range(HALVINGS + 1)]
         bandits = _bandits(BIAS_ARMS, settings.size(24, 6), settings.seed)
+        gradient = lambda problem: expected_gradient(problem, PLACEMENTS["k3-loss"])
+        gap = lambda problem: relative_gap(gradient(problem), target_gradients(problem)["reverse-kl-sequence"])
         wide = torch.linspace(-0.9, 2.0, 117, dtype=torch.float64)
         return {
             "fit": _fit(),
             "delta_minus_1": wide.tolist(),
             "short": _short_by(wide).tolist(),
             "distance": distances,
-            "gap": [[_gap(_ref_at(problem, distance)) for distance in distances] for problem in bandits],
+            "gap": [[gap(_ref_at(problem, distance)) for distance in distances] for problem in bandits],
         }
 
     def check(self, numbers: Numbers) -> list[Check]:
@@ -104,11 +106,6 @@ def _bandits(arms: int, number: int, seed: int) -> list[Problem]:
 def _ref_at(problem: Problem, distance: float) -> Problem:
     """The same policy, with ref moved along a straight line of logits to this share of its distance."""
     return replace(problem, ref_logits=torch.lerp(problem.logits, problem.ref_logits, distance)).on_policy()
-
-
-def _gap(problem: Problem) -> float:
-    target = target_gradients(problem)["reverse-kl-sequence"]
-    return relative_gap(expected_gradient(problem, PLACEMENTS["k3-loss"]), target)
 
 
 VARIANCE_ARMS = 20

@@ -87,7 +87,10 @@ CLOSE = 0.25
 
 
 def run(settings: Settings) -> Numbers:
-    rows = [row for each in (EXPERIMENT, *EXPERIMENT.also) for row in runs.rows_of(each, settings) if _belongs(row)]
+    # Of the runs that compare the division by a standard deviation, only k2 as a loss without it.
+    shown = {(K2, "undivided"), *((arm, None) for arm in ARMS)}
+    rows = [row for each in (EXPERIMENT, *EXPERIMENT.also) for row in runs.rows_of(each, settings)]
+    rows = [row for row in rows if (row["arm"], row.get("division")) in shown]
     start = runs.over_seeds(runs.at_update(rows, 0), runs.RIGHT_IN)["mean"]
     trained = [row for row in rows if row["update"]]
     by_arm = runs.grouped(trained, runs.ARM)
@@ -99,11 +102,6 @@ def run(settings: Settings) -> Numbers:
         "gaps": {name: _gap(by_arm, start, *sides) for name, sides in GAPS.items()},
         "points": runs.points_of(trained, runs.ARM),
     }
-
-
-def _belongs(row: runs.Row) -> bool:
-    """Of the runs that compare the division by a standard deviation, only k2 as a loss without it."""
-    return row["arm"] in ARMS if "division" not in row else (row["arm"], row["division"]) == (K2, "undivided")
 
 
 def _reached(rows: list[runs.Row], start: float) -> list[runs.Row]:
