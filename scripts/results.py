@@ -57,14 +57,14 @@ The papers' own [misprints](papers.md#misprints).
 def main(run: Path) -> None:
     """Write the table, and for each group of results without a page of their own a page."""
     saved = {name: json.loads((run / f"{name}.json").read_text(encoding="utf-8")) for name in studies()}
-    page = [
-        HEAD.format(seed=next(iter(saved.values()))["settings"]["seed"], counts=_in_all(saved.values())),
-        "| result | claim | verdict |\n|---|---|---|\n",
-    ]
+    seed = next(iter(saved.values()))["settings"]["seed"]
+    page = [HEAD.format(seed=seed, counts=_in_all(saved.values())), "| result | claim | verdict |\n|---|---|---|\n"]
     pages: dict[str, list[str]] = defaultdict(list)
+    IMAGES.mkdir(parents=True, exist_ok=True)
     for name, data in saved.items():
         page.append(f"| [{name}]({place_of(name)}) | {data['claim']} | {_short(data)} |\n")
-        _copy_pictures(name, run)
+        for kind in KINDS:
+            shutil.copyfile(run / f"{name}.{kind}", IMAGES / f"{name.replace('/', '-')}.{kind}")
         if name not in PAGES:
             pages[name.split("/")[0]].append(_section(name, data))
     (DOCS / "results.md").write_text(_with_literal_stars("".join(page)), encoding="utf-8")
@@ -76,18 +76,13 @@ def main(run: Path) -> None:
 
 def place_of(name: str) -> str:
     """The page of a result, from docs/, with its anchor if it is one of several there."""
-    return PAGES.get(name) or f"results/{name.split('/')[0]}.md#{_anchor(name)}"
+    anchor = name.replace("/", "").replace(".", "")
+    return PAGES.get(name) or f"results/{name.split('/')[0]}.md#{anchor}"
 
 
 def _with_literal_stars(text: str) -> str:
     """The text with the stars of π* and v* escaped: two of them would make what is between them italic."""
     return re.sub(r"(?<=[πv])\*", r"\\*", text)
-
-
-def _copy_pictures(name: str, run: Path) -> None:
-    IMAGES.mkdir(parents=True, exist_ok=True)
-    for kind in KINDS:
-        shutil.copyfile(run / f"{name}.{kind}", IMAGES / f"{name.replace('/', '-')}.{kind}")
 
 
 def _section(name: str, data: dict) -> str:
@@ -157,10 +152,6 @@ def _counts_in_table(name: str) -> list[tuple[str, bool]]:
     table = (DOCS / "results.md").read_text(encoding="utf-8")
     (verdict,) = re.findall(rf"^\| \[{name}\].* \| (.*) \|$", table, re.MULTILINE)
     return [(word, False) for word in VERDICTS for n in re.findall(rf"{word} (\d+)", verdict) for _ in range(int(n))]
-
-
-def _anchor(name: str) -> str:
-    return name.replace("/", "").replace(".", "")
 
 
 if __name__ == "__main__":

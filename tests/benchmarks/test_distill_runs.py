@@ -25,19 +25,23 @@ SCHEDULES = {256: "cosine", 64: "constant"}
 """The best ones of made-up runs, by completions of a batch."""
 
 
+def small(job, **settings):
+    """The job on a tiny student, with evaluations every 2 updates."""
+    changed = [str(x) for name, value in SMALL.items() for x in (f"--{name}", value)]
+    return packed.Job(job.name, {**job.settings, **settings, "every": 2}, [*job.flags, *changed])
+
+
 @pytest.fixture
 def runs(monkeypatch, tmp_path):
     """The evaluations of a tiny student by a trainer's name."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(exp_reuse, "LAYERS", 2)
     given = argparse.Namespace(model=write_model(tmp_path / "model"))
-    changed = [str(x) for name, value in SMALL.items() for x in (f"--{name}", value)]
 
     def made(trainer):
         job = next(job for job in exp_reuse.trl_sweep(given) if job.settings["trainer"] == "trl-reverse")
-        small = packed.Job(job.name, {**job.settings, "trainer": trainer, "every": 2}, [*job.flags, *changed])
         train = (distill_runs if trainer == "klgrad" else trl_distill_runs).train
-        return train(small, tmp_path / trainer)
+        return train(small(job, trainer=trainer), tmp_path / trainer)
 
     return made
 
@@ -114,9 +118,7 @@ def test_a_full_queue_begins_with_different_batches_of_the_student_that_others_s
     for name in ("lag-16", "filled-16"):
         trained[name] = []
         job = next(job for job in stale.jobs(given) if job.name == f"reverse-exact_{name}_0.0003_0")
-        changed = [str(x) for key, value in SMALL.items() for x in (f"--{key}", value)]
-        small = packed.Job(job.name, {**job.settings, "every": 2}, [*job.flags, *changed])
-        rows[name] = stale.train_stale(small, tmp_path / name)
+        rows[name] = stale.train_stale(small(job), tmp_path / name)
     drop = lambda row: {key: value for key, value in row.items() if key != "seconds"}
     assert drop(rows["filled-16"][0]) == drop(rows["lag-16"][0])
     different = {name: len({str(batch) for batch in batches}) for name, batches in trained.items()}

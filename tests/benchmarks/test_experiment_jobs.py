@@ -28,17 +28,8 @@ from klgrad.papers.tang_munos import fig7_frontier, long_runs
 from klgrad.training.data import data_of
 from klgrad.training.settings import parse
 
-COMMANDS = {
-    "exp_std": "train",
-    "exp_comedy": "train",
-    "exp_async": "train",
-    "exp_frontier": "train",
-    "exp_stale_distill": "distill",
-    "exp_reuse": "distill",
-    "exp_rethinking": "train",
-    "exp_long": "train",
-    "exp_discount": "distill",
-}
+COMMANDS = dict.fromkeys(("exp_std", "exp_comedy", "exp_async", "exp_frontier", "exp_rethinking", "exp_long"), "train")
+COMMANDS |= dict.fromkeys(("exp_stale_distill", "exp_reuse", "exp_discount"), "distill")
 
 
 @pytest.mark.filterwarnings("ignore::klgrad.trl.MeaningWarning")  # some arms are unsound on purpose
@@ -46,11 +37,12 @@ COMMANDS = {
 def test_every_job_is_accepted(name, tmp_path):
     jobs = importlib.import_module(name).jobs(argparse.Namespace(model=tmp_path, runs=tmp_path))
     assert len({job.name for job in jobs}) == len(jobs)
-    for job in jobs:
-        if job.settings["seed"] == 0:
-            parse(
-                COMMANDS[name], [*job.flags, "--output_dir", str(tmp_path / "run"), "--bf16", "false"]
-            )  # raises otherwise
+    for job in (job for job in jobs if job.settings["seed"] == 0):
+        parsed(COMMANDS[name], job, tmp_path)  # raises otherwise
+
+
+def parsed(command, job, folder):
+    return parse(command, [*job.flags, "--output_dir", str(folder / "run"), "--bf16", "false"])
 
 
 def test_the_studies_know_the_arms_of_the_experiments():
@@ -84,11 +76,8 @@ def test_the_studies_know_the_arms_of_the_experiments_with_a_reward():
 
 
 def test_the_study_of_long_runs_knows_its_arms_and_evaluations():
-    assert (
-        set(long_runs.WORDS)
-        == {*long_runs.LABELS, *long_runs.POOR}
-        == {*exp_long.ARMS, *exp_long.POOR, *exp_long.DIVIDED}
-    )
+    arms = {*exp_long.ARMS, *exp_long.POOR, *exp_long.DIVIDED}
+    assert set(long_runs.WORDS) == {*long_runs.LABELS, *long_runs.POOR} == arms
     evaluated = range(0, exp_long.UPDATES + 1, exp_long.EVERY)
     assert long_runs.EARLY in evaluated
     assert list(evaluated)[-2:] == [long_runs.BEFORE_LAST, long_runs.LAST]
@@ -100,9 +89,8 @@ def test_the_study_of_reuse_knows_its_arms_and_evaluations(tmp_path):
     jobs = [*exp_reuse.sweep(given), *exp_reuse.small(given), *exp_reuse.trl_sweep(given)]
     assert len({job.name for job in jobs}) == len(jobs)
     labels = [{key: str(x) for key, x in job.settings.items()} for job in jobs]
-    assert {reuse.ARM.format_map(label) for label in reuse.labelled(labels)} - set(reuse.ARMS) == {
-        "trl-jsd 1 256"
-    }  # not drawn
+    not_drawn = {reuse.ARM.format_map(label) for label in reuse.labelled(labels)} - set(reuse.ARMS)
+    assert not_drawn == {"trl-jsd 1 256"}
     assert set(reuse.ARMS) == {arm for _, _, arms in reuse.PANELS.values() for arm in arms}
     assert {arm for pair in reuse.NEARER.values() for arm in pair} <= set(reuse.ARMS)
     assert runs.COMMON["per_device_train_batch_size"] == exp_reuse.WHOLE == int(reuse.WHOLE_BATCH)
@@ -117,7 +105,7 @@ def test_the_study_of_reuse_knows_its_arms_and_evaluations(tmp_path):
 def test_the_questions_of_an_evaluation(tmp_path):
     """Right answers of an evaluation are judged by the number of its questions."""
     job = exp_stale_distill.jobs(argparse.Namespace(model=tmp_path, runs=tmp_path))[0]
-    settings = parse("distill", [*job.flags, "--output_dir", str(tmp_path / "run"), "--bf16", "false"])
+    settings = parsed("distill", job, tmp_path)
     found = data_of(settings.run, settings.training.seed, conversational=True)
     assert sum(len(each.rows) for each in found.evaluation) == QUESTIONS
 
@@ -126,10 +114,8 @@ def test_the_seeds_of_a_discount_have_its_best_rate(tmp_path):
     kls = {("6e-4", 40, 0): 2.0, ("3e-4", 40, 0): 0.5, ("1e-4", 40, 0): 0.7}
     kls |= {("1e-4", 30, 0): 0.1, ("9e-4", 40, 0): float("nan"), ("6e-4", 40, 1): 0.1}
     same = {"arm": "exact-0", "completions": 64}
-    rows = [
-        {**same, "learning_rate": rate, "update": update, "seed": seed, "kl_per_token": kl}
-        for (rate, update, seed), kl in kls.items()
-    ]
+    names = ("learning_rate", "update", "seed")
+    rows = [{**same, **dict(zip(names, key, strict=True)), "kl_per_token": kl} for key, kl in kls.items()]
     harness.write(rows, tmp_path / "discount_sweep.csv")
     jobs = discounted.seeds(argparse.Namespace(model=tmp_path, runs=tmp_path, out=tmp_path))
     assert [job.name for job in jobs] == [f"exact-0_64_0.0003_{seed}" for seed in (1, 2, 3)]

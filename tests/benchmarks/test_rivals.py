@@ -5,34 +5,41 @@ import importlib
 import os
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 PROJECTIONS = {
-    # In the forward and backward pass of the exact KL, and of the log-prob alone; by reading their source.
-    "klgrad lean": (6, 4),
-    "klgrad fast": (4, 3),
-    "klgrad, 0.75 GiB": (6, None),
-    "klgrad lean, inputs checked": (6, None),
-    "klgrad lean, kernels of other GPUs": (6, None),
-    "klgrad fast, kernels of other GPUs": (4, None),
-    "klgrad, 0.75 GiB, kernels of other GPUs": (6, None),
-    "TRL ChunkedDivergence (KL alone)": (6, None),
-    "Liger fused linear JSD (mean KL alone)": (4, None),
-    "torch, full logits (KL alone)": (4, None),
-    "QuACK linear cross-entropy (sum alone)": (None, 3),
-    "TRL ChunkedLogProb": (None, 4),
-    "Liger fused linear cross-entropy": (None, 4),
-    "Liger fused linear cross-entropy, dispatched": (None, 4),
-    "Liger fused linear scaled cross-entropy": (None, 4),
-    "cut-cross-entropy": (None, 4),
-    "cut-cross-entropy, no filter": (None, 4),
-    "verl FusedLinearForPPO": (None, 4),
-    "verl LinearCrossEntropy (Triton)": (None, 4),
-    "torch, full logits": (None, 3),
+    "exact": {
+        "klgrad lean": 6,
+        "klgrad fast": 4,
+        "klgrad, 0.75 GiB": 6,
+        "klgrad lean, inputs checked": 6,
+        "klgrad lean, kernels of other GPUs": 6,
+        "klgrad fast, kernels of other GPUs": 4,
+        "klgrad, 0.75 GiB, kernels of other GPUs": 6,
+        "TRL ChunkedDivergence (KL alone)": 6,
+        "Liger fused linear JSD (mean KL alone)": 4,
+        "torch, full logits (KL alone)": 4,
+    },
+    "sampled": {
+        "klgrad lean": 4,
+        "klgrad fast": 3,
+        "QuACK linear cross-entropy (sum alone)": 3,
+        "TRL ChunkedLogProb": 4,
+        "Liger fused linear cross-entropy": 4,
+        "Liger fused linear cross-entropy, dispatched": 4,
+        "Liger fused linear scaled cross-entropy": 4,
+        "cut-cross-entropy": 4,
+        "cut-cross-entropy, no filter": 4,
+        "verl FusedLinearForPPO": 4,
+        "verl LinearCrossEntropy (Triton)": 4,
+        "torch, full logits": 3,
+    },
 }
+"""In the forward and backward pass of the exact KL, and of the log-prob alone; by reading their source."""
 
 
 @pytest.fixture
@@ -48,32 +55,30 @@ def candidates(bench, part):
     return bench.rivals.sampled(case.h, case.w, case.y, case.up[0])
 
 
-@pytest.mark.parametrize(("part", "column", "counts"), [("exact", 0, (4, 6)), ("sampled", 1, (3, 4))])
-def test_every_candidate_has_the_floor_of_its_products(bench, part, column, counts):
-    names = [name for name, projections in PROJECTIONS.items() if projections[column]]
+@pytest.mark.parametrize("part", PROJECTIONS)
+def test_every_candidate_has_the_floor_of_its_products(bench, part):
+    names = PROJECTIONS[part]
     assert {name for name in names if not name.startswith("klgrad")} == set(candidates(bench, part))
-    fewer, more = (f"{count} projections" for count in counts)
+    fewer, more = (f"{count} projections" for count in sorted({*names.values()}))
     floors = bench.floor_of(dict.fromkeys([fewer, more, *names]), (fewer, more), fewer, more)
-    assert floors == {name: f"{PROJECTIONS[name][column]} projections" for name in names}
+    assert floors == {name: f"{count} projections" for name, count in names.items()}
 
 
-@pytest.mark.parametrize(("part", "column"), [("exact", 0), ("sampled", 1)])
-def test_the_recorded_ratios_are_to_those_floors(part, column):
+@pytest.mark.parametrize("part", PROJECTIONS)
+def test_the_recorded_ratios_are_to_those_floors(part):
     with (BENCHMARKS / "results" / f"kernels_{part}.csv").open(newline="", encoding="utf-8") as handle:
         rows = list(csv.DictReader(handle))
     median = {(r["hidden"], r["candidate"], r["commit"]): r["median_ms"] for r in rows}
-    for row in rows:
-        if not row["floor"]:
-            continue
-        assert row["floor"] == f"{PROJECTIONS[row['candidate']][column]} projections", row["candidate"]
+    for row in (row for row in rows if row["floor"]):
+        assert row["floor"] == f"{PROJECTIONS[part][row['candidate']]} projections", row["candidate"]
         below = median.get((row["hidden"], row["floor"], row["commit"]))
         if row["median_ms"] and below:  # the floor of an older row may not be recorded
             ratio = float(row["median_ms"]) / float(below)
             assert abs(float(row["times_floor"]) - ratio) < 2e-3 * ratio, row
 
 
-@pytest.mark.parametrize(("part", "column"), [("exact", 0), ("sampled", 1)])
-def test_inputs_are_checked_in_one_candidate_of_ours(bench, part, column, monkeypatch):
+@pytest.mark.parametrize("part", PROJECTIONS)
+def test_inputs_are_checked_in_one_candidate_of_ours(bench, part, monkeypatch):
     """No rival checks them."""
     checked, statistics = {}, bench.token_statistics
 
@@ -89,7 +94,7 @@ def test_inputs_are_checked_in_one_candidate_of_ours(bench, part, column, monkey
 
     monkeypatch.setattr(bench, "in_turn", once)
     bench.PARTS[part](8, 4, 16, 1, None)
-    ours = {name for name, counts in PROJECTIONS.items() if name.startswith("klgrad") and counts[column]}
+    ours = {name for name in PROJECTIONS[part] if name.startswith("klgrad")}
     elsewhere = {name for name in ours if bench.ELSEWHERE in name}
     assert checked == {name: name.endswith("checked") for name in ours - (elsewhere - set(checked))}
 
@@ -104,18 +109,9 @@ def test_the_rival_that_would_check_its_targets_is_told_not_to(bench):
 def test_the_gpu_sleeps_before_the_timed_region(bench, monkeypatch):
     """So that the CPU is ahead of it when the time begins."""
     gpu, order = importlib.import_module("gpu"), []
-
-    class Event:
-        def __init__(self, enable_timing):
-            assert enable_timing
-
-        def record(self):
-            order.append("time")
-
-        def elapsed_time(self, end):
-            return 3.0
-
-    cuda = {"is_available": lambda: True, "Event": Event, "reset_peak_memory_stats": lambda: None}
+    event = SimpleNamespace(record=lambda: order.append("time"), elapsed_time=lambda end: 3.0)
+    timed = lambda *, enable_timing: {True: event}[enable_timing]
+    cuda = {"is_available": lambda: True, "Event": timed, "reset_peak_memory_stats": lambda: None}
     cuda |= {"synchronize": lambda: order.append("wait"), "_sleep": lambda cycles: order.append(cycles)}
     cuda |= {"memory_allocated": lambda: 1, "max_memory_allocated": lambda: 5}
     for name, fake in cuda.items():
@@ -144,16 +140,13 @@ def test_a_run_of_some_rivals_or_shapes_keeps_the_other_rows(bench, monkeypatch,
     bench.write([row("4 projections", 4096, 1), row("Liger", 4096, 2), row("Liger", 2048, 3)], file)
     monkeypatch.setattr(bench, "measured", lambda *_: iter([[row("Liger", 4096, 9)], [row("QuACK", 4096, 8)]]))
     rows = lambda: [(r["candidate"], r["hidden"], r["median_ms"]) for r in bench.read(file)]
-    run = lambda *flags: (
-        monkeypatch.setattr(sys, "argv", ["bench", "--only", "exact", "--out", str(tmp_path), *flags]) or bench.main()
-    )
-    for flags in (["--rivals", "Liger", "QuACK"], ["--hidden", "4096"]):
-        run(*flags)
-        assert rows() == [
-            ("4 projections", "4096", "1"), ("Liger", "4096", "9"), ("Liger", "2048", "3"), ("QuACK", "4096", "8")
-        ]  # fmt: skip
-    run()
-    assert rows() == [("Liger", "4096", "9"), ("QuACK", "4096", "8")]
+    kept = [("4 projections", "4096", "1"), ("Liger", "2048", "3")]
+    new = [("Liger", "4096", "9"), ("QuACK", "4096", "8")]
+    merged = [kept[0], new[0], kept[1], new[1]]
+    for flags, expected in ((["--rivals", "Liger", "QuACK"], merged), (["--hidden", "4096"], merged), ([], new)):
+        monkeypatch.setattr(sys, "argv", ["bench", "--only", "exact", "--out", str(tmp_path), *flags])
+        bench.main()
+        assert rows() == expected
 
 
 def test_a_row_says_which_kernels_liger_chose(bench, monkeypatch):

@@ -33,15 +33,9 @@ class BrowserPage:
         theirs, answers, mine, results = (fcntl.fcntl(x, fcntl.F_DUPFD, 10) for x in (theirs, answers, mine, results))
         self._commands, self._results = os.fdopen(theirs, "wb", 0), os.fdopen(results, "rb")
         self._profile = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
-        flags = [
-            "--headless=new",
-            "--no-sandbox",
-            "--disable-gpu",
-            "--disable-dev-shm-usage",
-            "--remote-debugging-pipe",
-        ]
+        flags = ("headless=new", "no-sandbox", "disable-gpu", "disable-dev-shm-usage", "remote-debugging-pipe")
         self._process = subprocess.Popen(
-            [browser, *flags, "--remote-debugging-pipe", f"--user-data-dir={self._profile.name}", "about:blank"],
+            [browser, *(f"--{x}" for x in flags), f"--user-data-dir={self._profile.name}", "about:blank"],
             close_fds=False,
             preexec_fn=lambda: (os.dup2(mine, 3), os.dup2(answers, 4)),
             stdout=subprocess.DEVNULL,
@@ -96,24 +90,20 @@ class BrowserPage:
         return found["result"].get("value")
 
     def press(self, key: str, code: int) -> None:
-        """Press a key."""
         for kind in ("rawKeyDown", "keyUp"):
             self.ask("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code)
 
     def write(self, text: str) -> None:
-        """Type into what has the focus."""
         self.ask("Input.insertText", text=text)
 
     def resize(self, width: int, height: int, *, dark: bool = False) -> None:
         """Set the size of the screen, and whether dark colours are preferred."""
-        self.ask(
-            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600
-        )
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
+        self.ask("Emulation.setDeviceMetricsOverride", **size)
         scheme = "dark" if dark else "light"
         self.ask("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
 
     def close(self) -> None:
-        """End the browser."""
         with suppress(BrokenPipeError):
             self.ask("Browser.close")
         self._commands.close()

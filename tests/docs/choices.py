@@ -86,8 +86,7 @@ FUNCTIONS = {
     **{name: getattr(torch, name) for name in ("exp", "expm1", "log", "log1p", "sqrt", "abs", "sign", "clamp")},
     **{name: getattr(estimators, name) for name in ("k1", "k2", "k3")},
     "stop": lambda x: x.detach(),
-    "min": lambda a, b: torch.minimum(*torch.broadcast_tensors(torch.as_tensor(a), torch.as_tensor(b).to(a))),
-    "max": lambda a, b: torch.maximum(*torch.broadcast_tensors(torch.as_tensor(a), torch.as_tensor(b).to(a))),
+    "min": lambda a, b: a.clamp(max=b),
 }
 BOUNDS = {"truncate": lambda low, high: Truncate(high), "clip": Clip, "mask": Mask}
 RATIOS = {"token": importance.token_ratio, "prefix": importance.prefix_ratio, "sequence": importance.sequence_ratio}
@@ -115,12 +114,8 @@ def loss_of(choice):
         total = torch.where(mask, total, 0)
         if choice["unit"] == "token-mean":
             return reduce(total, rollout, "token")
-        rows = total.sum(-1)
-        if choice["unit"] == "completion-mean":
-            rows = rows / mask.sum(-1).clamp(min=1)
-        if choice["unit"] == "fixed-length":
-            rows = rows / mask.shape[1]
-        return rows.mean()
+        by = {"sum": 1, "completion-mean": mask.sum(-1).clamp(min=1), "fixed-length": mask.shape[1]}
+        return (total.sum(-1) / by[choice["unit"]]).mean()
 
     return loss
 

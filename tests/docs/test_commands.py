@@ -6,7 +6,7 @@ import tomllib
 from typing import Any
 
 import pytest
-from docs.pages import ROOT, commands, name_of
+from docs.pages import PAGES, ROOT, commands, name_of
 from typer.main import get_command
 from typer.testing import CliRunner
 
@@ -20,9 +20,7 @@ GROUP: Any = get_command(app)
 PLACEHOLDERS = {"FRAMEWORK": "trl", "D": "reverse", "L": "token"}
 """Words in capitals that stand for one of a few values; others stand for anything."""
 
-FOUND = {
-    tuple(PLACEHOLDERS.get(word, word) for word in arguments): pages for arguments, pages in commands("klgrad").items()
-}
+FOUND = {tuple(PLACEHOLDERS.get(word, word) for word in words): pages for words, pages in commands("klgrad").items()}
 BY_TRL = ("train", "distill")
 
 
@@ -62,9 +60,8 @@ def test_the_names_in_an_audit_exist():
 
 
 def test_the_names_in_a_reproduction_exist():
-    named = {
-        word for arguments in of("reproduce") for word in arguments[1:] if not word.startswith("--") and ":" not in word
-    }
+    words = {word for arguments in of("reproduce") for word in arguments[1:]}
+    named = {word for word in words if not word.startswith("--") and ":" not in word}
     assert named - {"NAME", "build/reproduced"} <= set(studies())
 
 
@@ -76,23 +73,14 @@ def test_an_advice_is_printed(arguments):
         assert "Checked on" in done.output
 
 
-def test_a_make_target_exists():
+def test_a_make_target_a_script_and_an_extra_exist():
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     targets = {name for line in re.findall(r"^([\w -]+):(?!=)", makefile, re.MULTILINE) for name in line.split()}
     for arguments, pages in commands("make").items():
-        named = {word for word in arguments if "=" not in word and not word.startswith(".")}
-        assert named <= targets, pages
-
-
-def test_a_script_exists():
-    for arguments, pages in commands("python").items():
-        if arguments[0] not in ("-c", "-m"):
-            assert (ROOT / arguments[0]).exists(), f"{arguments[0]} in {pages}"
-
-
-def test_an_extra_exists():
+        assert {word for word in arguments if not re.match(r"\.|.*=", word)} <= targets, pages
+    for (script, *_), pages in commands("python").items():
+        assert script in ("-c", "-m") or (ROOT / script).exists(), f"{script} in {pages}"
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    extras = set(project["optional-dependencies"])
-    for path in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
-        named = re.findall(r"klgrad\[([\w,]+)\]", path.read_text(encoding="utf-8"))
-        assert {extra for group in named for extra in group.split(",")} <= extras, name_of(path)
+    for path in PAGES:
+        named = ",".join(re.findall(r"klgrad\[([\w,]+)\]", path.read_text(encoding="utf-8")))
+        assert {*filter(None, named.split(","))} <= set(project["optional-dependencies"]), name_of(path)

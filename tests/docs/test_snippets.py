@@ -79,15 +79,15 @@ def test_the_blocks_of_the_page_on_training_run(tmp_path, monkeypatch):
 # The file of docs/terms.md that a reader plugs in: in a figure of a paper, and in training.
 
 
-@pytest.fixture
-def _file_of_the_reader(tmp_path, monkeypatch):
+@pytest.mark.slow
+def test_the_file_of_the_reader_is_drawn_and_trained(tmp_path, monkeypatch):
+    from klgrad.training.report import formula
+    from klgrad.training.settings import parse
+
     (tmp_path / "my.py").write_text(OWN, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("_file_of_the_reader")
-def test_the_table_of_the_page_is_printed():
+    for command in ("train", "distill"):
+        assert formula(parse(command, ["--kl", "my.py:term", "--use_cpu"])).startswith("∇ cubic, token level")
     arms = ["--with", "my.py:bounded", "--with", "my.py:huber"]
     done = CliRunner().invoke(app, ["reproduce", "tang-munos/fig2", *arms, "--out", "out"])
     assert done.exit_code == 0, done.output
@@ -95,13 +95,3 @@ def test_the_table_of_the_page_is_printed():
     lines = [line.split() for line in done.output.splitlines()]
     for line in shown.split("...\n")[1].splitlines():
         assert line.split() in lines
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("_file_of_the_reader")
-def test_the_term_of_the_page_is_trained():
-    from klgrad.training.report import formula
-    from klgrad.training.settings import parse
-
-    for command in ("train", "distill"):
-        assert formula(parse(command, ["--kl", "my.py:term", "--use_cpu"])).startswith("∇ cubic, token level")

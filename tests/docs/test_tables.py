@@ -1,12 +1,13 @@
 """Tables of the pages: their rows have the cells of the heading, and the generated ones say what they leave out."""
 
-import importlib
 import re
-import sys
 from dataclasses import asdict
 
+import experiments
 import pytest
-from docs.pages import PAGES, ROOT, name_of
+import readme
+import results
+from docs.pages import PAGES, name_of
 
 from klgrad.papers.runs import exceeds_over_seeds, undecided
 from klgrad.papers.study import Check
@@ -44,16 +45,10 @@ def test_a_bar_in_a_cell_is_found():
 # Generated ones, from made-up numbers.
 
 
-@pytest.fixture
-def script(monkeypatch):
-    monkeypatch.setattr(sys, "path", [str(ROOT / "scripts"), *sys.path])
-    return importlib.import_module
-
-
-def test_sentences_without_runs_are_one_line(script):
+def test_sentences_without_runs_are_one_line():
     holds = exceeds_over_seeds("it holds", {"mean": 1.0, "error": 0.1, "seeds": 3})
     too_few = exceeds_over_seeds("it has two seeds", {"mean": 1.0, "error": 0.1, "seeds": 2})
-    table = script("experiments").checks_table
+    table = experiments.checks_table
     checks = [holds, undecided("a"), too_few, undecided("b", "measurements")]
     lines = table(checks).splitlines()
     assert [line.split(" | ")[0] for line in lines[2:4]] == ["| it holds", "| it has two seeds"]
@@ -64,8 +59,8 @@ def test_sentences_without_runs_are_one_line(script):
     assert table([holds]).count("\n") == 3
 
 
-def test_a_column_with_one_value_is_a_line_below_the_table(script):
-    table = script("experiments").lean_table
+def test_a_column_with_one_value_is_a_line_below_the_table():
+    table = experiments.lean_table
     rows = [("a", "3", "1", "0"), ("b", "3", "2", "0")]
     assert table(("arm", "seeds", "KL", "stopped"), rows).splitlines() == [
         *("| arm | KL |", "|---|---|", "| a | 1 |", "| b | 2 |"),
@@ -74,8 +69,7 @@ def test_a_column_with_one_value_is_a_line_below_the_table(script):
     assert "every" not in table(("arm", "KL"), [("a", "1"), ("b", "2")])
 
 
-def test_the_table_of_weights_has_the_seeds_of_few_runs(script, monkeypatch):
-    experiments = script("experiments")
+def test_the_table_of_weights_has_the_seeds_of_few_runs(monkeypatch):
     columns = ("correct_in", "equal_kl", "correct_out", "kl_per_sequence", "entropy_per_token")
     none = {column: {"mean": None, "error": None, "seeds": 0} for column in columns}
     few = none | {"equal_kl": {"mean": 1.0, "error": 0.1, "seeds": 2}}
@@ -86,16 +80,16 @@ def test_the_table_of_weights_has_the_seeds_of_few_runs(script, monkeypatch):
     assert {line.count("|") for line in lines} == {9}
 
 
-def test_a_long_verdict_counts_the_sentences_that_decide_it(script):
+def test_a_long_verdict_counts_the_sentences_that_decide_it():
     """Those of the paper; all of them if none is from a paper."""
     checks = [Check("a", "1", holds=False), Check("b", "1", holds=True), Check("c", "1", holds=False, ours=True)]
     saved = lambda checks: {"result": "x", "verdict": "y" * 999, "checks": [asdict(check) for check in checks]}
-    short = script("results")._short
+    short = results._short
     assert short(saved(checks)) == "holds 1, contradicted 1, of 2 sentences"
     assert short(saved(checks[2:])) == "contradicted 1, of 1 sentences"
 
 
-def test_verdicts_are_counted_by_source_as_the_results_page_says(script, monkeypatch, tmp_path):
+def test_verdicts_are_counted_by_source_as_the_results_page_says(monkeypatch, tmp_path):
     """Sentences of a paper and ours apart; two studies of one paper together."""
     marks = ("✓ a: 1", "? b: 1", "✗ (ours) c: 1", "? (ours) d: 1")
     section = "".join(f"- {mark}\n" for mark in marks)
@@ -105,7 +99,6 @@ def test_verdicts_are_counted_by_source_as_the_results_page_says(script, monkeyp
     )
     table = "| [klgrad/division](page.md) | claim | holds 2, undecided 1, of 3 sentences |\n"
     (tmp_path / "results.md").write_text(table)
-    results = script("results")
     monkeypatch.setattr(results, "DOCS", tmp_path)
     names = {"tang-munos/fig1": "A", "tang-munos/fig2": "A", "tang-munos/fig3": "B", "klgrad/division": "C"}
     assert results._counted("source", names).splitlines()[2:] == [
@@ -115,8 +108,7 @@ def test_verdicts_are_counted_by_source_as_the_results_page_says(script, monkeyp
     ]
 
 
-def test_time_between_kernels_is_in_no_sum(script, monkeypatch):
-    readme = script("readme")
+def test_time_between_kernels_is_in_no_sum(monkeypatch):
     names = ("4 projections", "klgrad lean", "klgrad fast")
     spent = {"matrix products": "10.0", "the rest": "2.0", readme.BETWEEN_KERNELS: "5.0"}
     made = {
@@ -135,8 +127,7 @@ def test_time_between_kernels_is_in_no_sum(script, monkeypatch):
     assert "| 4 projections | matrix products | 10.00 ms |" not in lines
 
 
-def test_a_row_of_another_run_says_of_which(script, monkeypatch):
-    readme = script("readme")
+def test_a_row_of_another_run_says_of_which(monkeypatch):
     row = {"candidate": "a", "hidden": "64", "vocabulary": "9", "median_ms": "1", "times_floor": "", "floor": ""}
     row |= {"gpu": "G", "torch": "2", "triton": "3", "rounds": "5", "commit": "abc", "date": "today", "library": "l 1"}
     monkeypatch.setattr(readme, "_rows", lambda _: [row, {**row, "commit": "old", "date": "before", "library": "l 2"}])

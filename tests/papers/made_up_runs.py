@@ -2,7 +2,10 @@
 
 import csv
 import json
+from functools import partial
 from pathlib import Path
+
+import pytest
 
 from klgrad.papers import Settings
 from klgrad.papers.runs import COMMITTED
@@ -14,6 +17,8 @@ ERROR = 0.01
 UPDATES = (0, 20, 40, 60)
 RIGHT_AT_START = 0.1
 """Right answers before training with a reward."""
+near = partial(pytest.approx, rel=1e-9)
+"""For sums and fits of a few float64 numbers of the order of 1."""
 
 
 def evaluations(label, own, teachers, right=0.1, seeds=3, noise=ERROR, first=0):
@@ -63,7 +68,16 @@ def copied(folder: Path, change, *names: str) -> Settings:
     return Settings(measured=str(folder))
 
 
+def saved(study, settings):
+    """The numbers of a study, as they have passed through JSON."""
+    return json.loads(json.dumps(study.run(settings)))
+
+
 def judged(study, settings):
-    """The verdict by claim, from numbers that have passed through JSON."""
-    checks = study.check(json.loads(json.dumps(study.run(settings))))
-    return {check.claim: check.verdict for check in checks}
+    """The verdict by claim."""
+    return {check.claim: check.verdict for check in study.check(saved(study, settings))}
+
+
+def not_held(study, settings):
+    """The claims that do not hold."""
+    return {claim for claim, verdict in judged(study, settings).items() if verdict != "holds"}

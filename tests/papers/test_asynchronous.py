@@ -1,7 +1,9 @@
 """The study of stale completions, on made-up runs: what it concludes, and from which rows."""
 
+from itertools import product
+
 import pytest
-from papers.made_up_runs import run, write_file
+from papers.made_up_runs import near, run, write_file
 
 from klgrad.papers import Settings
 from klgrad.papers.comedy import asynchronous
@@ -10,12 +12,9 @@ AS_CLAIMED = {"none": -0.05, "k3-reward": -0.06, "k1-loss": -0.04, "k1-reward": 
 AS_CLAIMED |= {asynchronous.CONTROL: 0.2} | dict.fromkeys(asynchronous.CORRECTED, 0.3)
 """Gains in right answers at a lag of 10 that make every sentence hold; with fresh completions every gain is 0.4."""
 SEEDS = (0, 1, 2)
-K1_REWARD = ("k1-reward 10", "k1-reward 2")
-EVERY = [(lag, coef) for coef in (0.05, 0.1, 0.2) for lag in (4, 6, 8)]
+EVERY = [(lag, coef) for coef, lag in product((0.05, 0.1, 0.2), (4, 6, 8))]
 """Lags and coefficients at which k1 as a loss falls."""
 LONG_UPDATES = (0, 60, 120, 180)
-ROUNDING = 1e-9
-"""Sums and fits of a few float64 numbers of the order of 1."""
 
 
 def label(arm, lag, seed, coef=0.1):
@@ -27,33 +26,22 @@ def fresh(arm, seed, gain=0.4, coef=0.1):
     return run(own, gain, kl=4.0)
 
 
-def numbers(
-    folder, gains=None, seeds=SEEDS, left_out=(), kl=2.0, changed=lambda rows: rows, fallen=EVERY, long_k1_loss=None
-):
+def numbers(folder, gains=None, left_out=(), kl=2.0, changed=lambda rows: rows, fallen=EVERY, long_k1_loss=None):
     """The study's numbers: two lags with the same gains, without the settings that are left out."""
     gains = AS_CLAIMED | (gains or {})
     stale = [
         row
-        for lag in (10, 2)
-        for arm, gain in gains.items()
-        for seed in seeds
+        for lag, arm, seed in product((10, 2), gains, SEEDS)
         if f"{arm} {lag}" not in left_out
-        for row in run(label(arm, lag, seed), gain, kl=kl)
+        for row in run(label(arm, lag, seed), gains[arm], kl=kl)
     ]
-    between = [(lag, coef) for coef in (0.05, 0.1, 0.2) for lag in (4, 6, 8)]
-    for (lag, coef), seed in ((each, seed) for each in between for seed in seeds[:2]):
+    for (lag, coef), seed in product(EVERY, SEEDS[:2]):
         gain = -0.05 if (lag, coef) in fallen else 0.2
         stale += run(label("k1-loss", lag, seed, coef), gain, kl=kl)
     write_file(folder / "async.csv", changed(stale))
-    long = [
-        row
-        for arm in ("none", "k1-reward", "k3-loss")
-        for seed in seeds
-        if f"{arm} 10" not in left_out
-        for row in run(label(arm, 10, seed), gains[arm], kl=kl, updates=LONG_UPDATES)
-    ]
-    for (lag, seed), gain in (long_k1_loss or {}).items():
-        long += run(label("k1-loss", lag, seed, 0.05), gain, kl=kl, updates=LONG_UPDATES)
+    long = {(arm, 10, seed, 0.1): gains[arm] for arm in ("none", "k1-reward", "k3-loss") for seed in SEEDS}
+    long |= {("k1-loss", lag, seed, 0.05): gain for (lag, seed), gain in (long_k1_loss or {}).items()}
+    long = [row for key, gain in long.items() for row in run(label(*key), gain, kl=kl, updates=LONG_UPDATES)]
     write_file(folder / "async_long.csv", long)
     others = [row for arm in asynchronous.UNCORRECTED for seed in SEEDS for row in fresh(arm, seed)]
     others += [row for seed in SEEDS for row in fresh("k1-reward", seed, gain=-0.09, coef=1.0)]
@@ -129,39 +117,35 @@ def test_an_arm_with_weights_is_compared_with_the_same_term_without_at_its_lag(t
     gains = {"k1-prefix-unbounded": 0.1, "k1-reward": 0.2, asynchronous.CONTROL: 0.25}
     found = numbers(tmp_path, gains, left_out=["k1-sequence-bounded 2"])
     for lag, arms in found["weighted"].items():
-        assert arms["k1-prefix-unbounded"]["correct_in"]["mean"] == pytest.approx(-0.15, rel=ROUNDING)
-        assert arms["k1-prefix-bounded"]["equal_kl"]["mean"] == pytest.approx(0.05, rel=ROUNDING)
+        assert arms["k1-prefix-unbounded"]["correct_in"]["mean"] == near(-0.15)
+        assert arms["k1-prefix-bounded"]["equal_kl"]["mean"] == near(0.05)
         assert arms["k1-sequence-bounded"]["correct_in"]["seeds"] == (3 if lag == "10" else 0)
-    assert found["cost"]["k1-unweighted 10"]["mean"] == pytest.approx(0.15, rel=ROUNDING)
+    assert found["cost"]["k1-unweighted 10"]["mean"] == near(0.15)
 
 
 def test_the_start_is_that_of_the_runs_with_old_completions(tmp_path):
     """The same model was evaluated again for them."""
     shifted = lambda rows: [{**row, "correct_in": row["correct_in"] + 0.05} for row in rows]
     start = numbers(tmp_path, changed=shifted)["start"]["correct_in"]
-    assert (start["mean"], start["seeds"]) == (pytest.approx(0.15, rel=ROUNDING), 3)
+    assert (start["mean"], start["seeds"]) == (near(0.15), 3)
 
 
 def test_the_weights_are_compared_at_equal_kl(tmp_path):
     """As many right answers at four times the KL are fewer at an equal KL."""
 
-    def farther(rows):
-        own = [row for row in rows if row["arm"] == "k1-prefix-bounded"]
-        for row in own:
-            row["kl_per_sequence"] *= 4
-        return rows
-
+    times = lambda row: 4 if row["arm"] == "k1-prefix-bounded" else 1
+    farther = lambda rows: [{**row, "kl_per_sequence": times(row) * row["kl_per_sequence"]} for row in rows]
     found = numbers(tmp_path, {"k1-prefix-bounded": 0.25}, changed=farther)
     gap = found["weighted"]["10"]["k1-prefix-bounded"]["equal_kl"]
-    assert gap["mean"] == pytest.approx(0.125 - 0.2, rel=ROUNDING)  # half of the gain, at a quarter of the KL
-    assert gap["kl"] == pytest.approx(2.0, rel=ROUNDING)
+    assert gap["mean"] == near(0.125 - 0.2)  # half of the gain, at a quarter of the KL
+    assert gap["kl"] == near(2.0)
 
 
 def test_the_cost_of_a_lag_is_against_fresh_completions_at_the_same_coefficient(tmp_path):
     cost = numbers(tmp_path)["cost"]
-    assert cost["k1-reward 10"]["mean"] == pytest.approx(0.2, rel=ROUNDING)
-    assert cost["k1-prefix-bounded 10"]["mean"] == pytest.approx(0.1, rel=ROUNDING)
-    assert cost["none 2"]["mean"] == pytest.approx(0.45, rel=ROUNDING)
+    assert cost["k1-reward 10"]["mean"] == near(0.2)
+    assert cost["k1-prefix-bounded 10"]["mean"] == near(0.1)
+    assert cost["none 2"]["mean"] == near(0.45)
 
 
 def test_runs_that_collapse_or_stop_are_counted_and_the_stopped_are_in_no_mean(tmp_path):

@@ -2,13 +2,12 @@
 
 import experiments
 import pytest
-from papers.made_up_runs import write, write_file
+from papers.made_up_runs import write
 from papers.test_discount import runs, written
 from papers.test_long_runs import ENDS, changed, made
 from papers.test_reuse import files
 from reference.text import table
 
-from klgrad.papers import Settings
 from klgrad.papers.own import discount, reuse
 from klgrad.papers.tang_munos import long_runs
 
@@ -17,9 +16,10 @@ SOME = ("k3-loss", "k1-reward", "none")
 
 @pytest.fixture
 def tables(monkeypatch):
-    """The module of the tables, which reads the numbers it is given."""
+    """The module of the tables, which reads the numbers of a study with these settings."""
 
-    def reading(numbers):
+    def reading(study, settings):
+        numbers = study.run(settings)
         monkeypatch.setattr(experiments, "_numbers", lambda _: numbers)
         monkeypatch.setattr(experiments, "lean_table", table)  # every column
         return experiments
@@ -36,11 +36,8 @@ def cells(table):
 
 
 def test_long_runs(tables, tmp_path):
-    write_file(
-        tmp_path / "long.csv",
-        changed(made(left_out=[arm for arm in ENDS if arm not in SOME]), "none", (300,), correct_in=0.2),
-    )
-    module = tables(long_runs.run(Settings(measured=str(tmp_path))))
+    some = made(left_out={*ENDS} - {*SOME})
+    module = tables(long_runs, write(tmp_path, long=changed(some, "none", (300,), correct_in=0.2)))
     rows = cells(module.long_runs())
     assert [(row[0], row[1]) for row in rows] == [(f"`{arm}`", str(update)) for arm in SOME for update in (60, 300)]
     assert [row[9] for row in rows] == ["0", "0", "0", "0", "3", "3"]
@@ -53,7 +50,7 @@ def test_long_runs(tables, tmp_path):
 
 
 def by_arm(table):
-    """The cells of a table on reused completions by trainer, and uses x completions of a batch."""
+    """The cells of a table by the first two: trainer, and uses x completions of a batch; or completions and arm."""
     return {tuple(row[:2]): row[2:] for row in cells(table)}
 
 
@@ -61,7 +58,7 @@ def test_reuse(tables, tmp_path):
     rows = files(seeds=(0, 1, 2))
     for row in rows["reuse_trl"]:
         row["seconds"] = ""
-    module = tables(reuse.run(write(tmp_path, **rows)))
+    module = tables(reuse, write(tmp_path, **rows))
     ends, sweep = by_arm(module.reuse()), by_arm(module.reuse_sweep())
     assert ends["`klgrad`", "4 x 256"][:3] == ["0.0006 cosine", "64 ± 0", "2"]
     assert ends["`klgrad`", "4 x 256"][-1].startswith("19.1 ± ")
@@ -73,7 +70,7 @@ def test_reuse(tables, tmp_path):
 def test_arms_of_reuse_are_in_order(tables, tmp_path):
     """Our trainer first, then larger batches, then fewer uses."""
     rows = {name: list(reversed(found)) for name, found in files().items()}
-    module = tables(reuse.run(write(tmp_path, **rows)))
+    module = tables(reuse, write(tmp_path, **rows))
     sizes = (("256", "1248"), ("64", "12"), ("32", "1"))
     ours = [("`klgrad`", f"{uses} x {size}") for size, some in sizes for uses in some]
     theirs = [(f"`trl-{kind}`", "1 x 256") for kind in ("forward", "jsd", "reverse")]
@@ -86,7 +83,7 @@ def test_settings_that_were_not_run_say_so_and_one_seed_has_no_error_over_seeds(
     rows = files(seeds=(0, 2))
     rows["reuse_trl"] = [row for row in rows["reuse_trl"] if row["schedule"] == "cosine"]
     rows["reuse_seeds"] = [row for row in rows["reuse_seeds"] if row["uses"] != 8]
-    module = tables(reuse.run(write(tmp_path, **rows)))
+    module = tables(reuse, write(tmp_path, **rows))
     ends, sweep = by_arm(module.reuse()), by_arm(module.reuse_sweep())
     assert sweep["`trl-jsd`", "1 x 256"] == ["no run", "**0.882**"]
     assert ends["`klgrad`", "1 x 256"][3:5] == ["0.8 ± 0.005", "1.6"]
@@ -96,8 +93,8 @@ def test_settings_that_were_not_run_say_so_and_one_seed_has_no_error_over_seeds(
 def test_the_discount_at_the_best_rates_and_at_one_rate(tables, tmp_path):
     """Runs at one rate have the first seed, and are of the larger batch alone."""
     at_one = [row for row in runs(rate="1e-4", seeds=2, first=0) if row["completions"] == 256]
-    module = tables(discount.run(written(tmp_path, discount=[*at_one, *runs()])))
-    best, one = ({tuple(row[:2]): row[2:] for row in cells(t())} for t in (module.discount, module.discount_one_rate))
+    module = tables(discount, written(tmp_path, discount=[*at_one, *runs()]))
+    best, one = by_arm(module.discount()), by_arm(module.discount_one_rate())
     assert best["256", "`exact-0`"][:3] == ["0.0003", "3", "1 ± 0.0058"]
     assert {row[0] for row in best.values()} == {"0.0003"}
     assert one["256", "`exact-0`"][:3] == ["0.0001", "2", "0.995 ± 0.0071"]
@@ -106,7 +103,6 @@ def test_the_discount_at_the_best_rates_and_at_one_rate(tables, tmp_path):
 
 
 def test_the_best_rate_of_an_arm_is_beside_all_its_rates(tables, tmp_path):
-    module = tables(discount.run(written(tmp_path)))
-    found = {(row[0], row[1]): row[2:] for row in cells(module.discount_rates())}
+    found = by_arm(tables(discount, written(tmp_path)).discount_rates())
     assert next(iter(found)) == ("256", "`exact-0`")
     assert found["64", "`exact-0`"] == ["0.800 ± 0.01", "0.1", "3", "1.000, 4", "**0.800, 5**", "no run"]

@@ -1,11 +1,10 @@
 """The study of long runs, on made-up runs: what it concludes, and from which rows."""
 
-import json
+from itertools import product
 
 import pytest
-from papers.made_up_runs import run, write_file
+from papers.made_up_runs import judged, near, run, saved, write
 
-from klgrad.papers import Settings
 from klgrad.papers.tang_munos import long_runs as study
 
 UPDATES = tuple(range(0, 301, 30))
@@ -26,27 +25,23 @@ GROWS = "the KL of k3 as loss still grows from 270 to 300 updates"
 SETTLED = "the KL of k3 as loss has settled: it grows by less than a twentieth from 270 to 300 updates"
 ORDER = "the order of right answers at 60 updates holds at 300"
 ORDER_OF_KL = "the order of KL at 60 updates holds at 300"
-ROUNDING = 1e-9
-"""Sums and fits of a few float64 numbers of the order of 1."""
 
 
-def made(ends=None, seeds=(0, 1, 2), left_out=()):
+def made(ends=None, left_out=()):
     found = []
-    for arm, (slope, kl) in (ENDS | (ends or {})).items():
-        for seed in seeds if arm not in left_out else ():
+    for (arm, (slope, kl)), seed in product((ENDS | (ends or {})).items(), range(3)):
+        if arm not in left_out:
             label = {"arm": arm, "kl_coef": 0.0 if arm == "none" else 0.03, "learning_rate": 1e-05, "seed": seed}
             found += run(label, slope * kl**0.5, kl, UPDATES)
     return found
 
 
 def numbers(folder, rows):
-    write_file(folder / "long.csv", rows)
-    return json.loads(json.dumps(study.run(Settings(measured=str(folder)))))
+    return saved(study, write(folder, long=rows))
 
 
 def verdicts(folder, rows):
-    checks = study.check(numbers(folder, rows))
-    return {check.claim: check.verdict for check in checks}
+    return judged(study, write(folder, long=rows))
 
 
 def changed(rows, arm, updates, **factors):
@@ -63,7 +58,7 @@ def settled(rows):
 
 def test_runs_for_which_every_sentence_holds(tmp_path):
     found = verdicts(tmp_path, settled(made()))
-    assert set(found.values()) == {"holds"}, {claim for claim in found if found[claim] != "holds"}
+    assert found == dict.fromkeys(found, "holds")
     assert len(found) == 37
 
 
@@ -71,23 +66,21 @@ def test_a_kl_that_grows_with_the_updates_has_not_settled(tmp_path):
     found = verdicts(tmp_path, made())
     assert (found[GROWS], found[SETTLED]) == ("holds", "contradicted")
     growth = numbers(tmp_path, made())["growth"]["k3-loss"]
-    assert growth["mean"] == pytest.approx(1 / 9, rel=ROUNDING)
+    assert growth["mean"] == near(1 / 9)
 
 
 @pytest.mark.parametrize(
-    ("column", "late"), [("correct_in", ORDER), ("kl_per_sequence", ORDER_OF_KL)], ids=["right", "KL"]
+    ("ends", "factor", "of_right", "of_kl"),
+    [
+        ({}, {"correct_in": 0.2}, "contradicted", "holds"),
+        ({}, {"kl_per_sequence": 0.2}, "holds", "contradicted"),
+        (dict.fromkeys(ENDS, (0.1, 2.0)), {"correct_in": 2}, "undecided", "undecided"),
+    ],
+    ids=["right", "KL", "no pair differs early"],
 )
-def test_an_arm_that_falls_behind_late_breaks_the_order_of_its_measure_alone(column, late, tmp_path):
-    found = verdicts(tmp_path, changed(made(), "none", (300,), **{column: 0.2}))
-    assert {claim: found[claim] for claim in (ORDER, ORDER_OF_KL)} == {
-        claim: "contradicted" if claim == late else "holds" for claim in (ORDER, ORDER_OF_KL)
-    }
-
-
-def test_pairs_that_do_not_differ_early_have_no_order(tmp_path):
-    same = dict.fromkeys(ENDS, (0.1, 2.0))
-    found = verdicts(tmp_path, changed(made(same), "none", (300,), correct_in=2))
-    assert (found[ORDER], found[ORDER_OF_KL]) == ("undecided", "undecided")
+def test_an_arm_that_falls_behind_late_breaks_the_order_of_its_measure_alone(ends, factor, of_right, of_kl, tmp_path):
+    found = verdicts(tmp_path, changed(made(ends), "none", (300,), **factor))
+    assert (found[ORDER], found[ORDER_OF_KL]) == (of_right, of_kl)
 
 
 def test_an_arm_that_ends_below_its_start_has_collapsed(tmp_path):
@@ -112,8 +105,8 @@ def test_right_answers_at_equal_kl(tmp_path):
     """The slopes of k3 and k1 differ by 0.04, and both have had a KL of 2."""
     rows = made({"k3-loss": (0.14, 2.0)})
     gap = numbers(tmp_path, rows)["equal_kl"]["k3-loss k1-reward"]
-    assert gap["mean"] == pytest.approx(0.04 * 2**0.5, rel=ROUNDING)
-    assert gap["kl"] == pytest.approx(2, rel=ROUNDING)
+    assert gap["mean"] == near(0.04 * 2**0.5)
+    assert gap["kl"] == near(2)
     equal = {claim: verdict for claim, verdict in verdicts(tmp_path, rows).items() if "equally" in claim}
     assert equal == {claim: "contradicted" if "k3" in claim else "holds" for claim in equal}
 
@@ -135,7 +128,7 @@ def test_a_run_whose_kl_falls_for_a_while_is_compared_at_equal_kl_without_those_
     fallen = numbers(tmp_path, rows)["equal_kl"]
     for pair, gap in fallen.items():
         assert gap["seeds"] == 3
-        assert gap["mean"] == pytest.approx(whole[pair]["mean"], rel=ROUNDING)
+        assert gap["mean"] == near(whole[pair]["mean"])
 
 
 @pytest.mark.parametrize(("slope", "caught_up"), [(0.09, "holds"), (0.02, "contradicted")])

@@ -1,45 +1,28 @@
 """Studies that read recorded runs: what counts as a difference, what they conclude, and how `--run` repeats them."""
 
+import math
 import random
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 import torch
-from papers.made_up_runs import copied, judged
+from papers.made_up_runs import copied, judged, near
 from tolerances import DRAWN_AGAIN, EXACT
 from typer.testing import CliRunner
 
 from klgrad.cli import app, reproduce as command
 from klgrad.errors import ExperimentError
-from klgrad.papers import Settings, frpo
+from klgrad.papers import Settings, frpo, runs
 from klgrad.papers.comedy import on_policy
-from klgrad.papers.runs import (
-    COMMITTED,
-    Rise,
-    at_start,
-    collapses,
-    counts,
-    difference,
-    equal_over_seeds,
-    exceeds_over_seeds,
-    excess,
-    gap_at_equal_kl,
-    nearest,
-    over_seeds,
-    paths,
-    rows_in,
-    summaries,
-)
 from klgrad.papers.study import exceeds, no_gain, studies
 from klgrad.papers.tang_munos import fig8_language_model
 
 STUDIES = studies()
 EXPERIMENTS = [name for name, study in STUDIES.items() if study.experiment]
 FIG7 = STUDIES["tang-munos/fig7"].computation
-ROUNDING = 1e-12
-"""Sums of a few float64 numbers of the order of 1."""
 ROUNDED = 0.005
 """Of a share that a page gives with two digits."""
 DRAWN = 2000
@@ -63,7 +46,7 @@ def rows(*values, error=0.0, seeds="01234567"):
     ],
 )
 def test_the_error_is_the_largest_of_those_over_runs_over_seeds_and_of_the_evaluations(found, expected):
-    assert over_seeds(found, "x")["error"] == pytest.approx(expected, rel=ROUNDING)
+    assert runs.over_seeds(found, "x")["error"] == near(expected)
 
 
 @pytest.mark.parametrize(
@@ -79,85 +62,74 @@ def test_the_error_is_the_largest_of_those_over_runs_over_seeds_and_of_the_evalu
 def test_a_sentence_is_decided_beyond_two_errors_with_three_seeds(gap, seeds, verdict, of_a_collapse):
     """A run that has not collapsed yet does not contradict that it would."""
     found = {"mean": gap, "error": 1.0, "seeds": seeds}
-    assert exceeds_over_seeds("", found).verdict == verdict
-    assert counts(found) is (verdict == "holds")
-    collapse = collapses("", found, "after 60 updates")
+    assert runs.exceeds_over_seeds("", found).verdict == verdict
+    assert runs.counts(found) is (verdict == "holds")
+    collapse = runs.collapses("", found, "after 60 updates")
     assert collapse.verdict == of_a_collapse
     assert collapse.measured.endswith("; after 60 updates") == (verdict == "contradicted")
 
 
 def test_a_sentence_without_runs_waits():
-    none = difference([], rows(1), "x")
-    for check in (exceeds_over_seeds("", none), equal_over_seeds("", none, 1.0), collapses("", none, "")):
+    none = runs.difference([], rows(1), "x")
+    equal, collapsed = runs.equal_over_seeds("", none, 1.0), runs.collapses("", none, "")
+    for check in (runs.exceeds_over_seeds("", none), equal, collapsed):
         assert (check.verdict, check.waits, check.measured) == ("undecided", True, "no value: runs are missing")
 
 
-@pytest.mark.parametrize(
-    ("z", "verdict"), [(4.1, "holds"), (3.9, "undecided"), (-3.9, "undecided"), (-4.1, "contradicted")]
-)
-def test_a_sentence_about_repeats_is_contradicted_only_if_its_opposite_is_significant(z, verdict):
-    one, many = {"mean": z, "error": 1.0}, {"mean": 9.0, "error": 1.0}
-    assert (
-        exceeds("", one).verdict == exceeds("", many, one).verdict == exceeds("", {**one, "mean": -z}, sign=-1).verdict
-    )
-    assert exceeds("", one).verdict == verdict
+over = lambda x, seeds=3, error=1.0: {"mean": x, "error": error, "seeds": seeds}
+SENTENCES = {
+    # contradicted only if the opposite is significant
+    "repeats": (lambda z: exceeds("", over(z)), "-4.1 contradicted -3.9 undecided 3.9 undecided 4.1 holds"),
+    "several": (lambda z: exceeds("", over(9), over(z)), "-4.1 contradicted -3.9 undecided 3.9 undecided 4.1 holds"),
+    "negative": (lambda z: exceeds("", over(z), sign=-1), "-4.1 holds -3.9 undecided 3.9 undecided 4.1 contradicted"),
+    # contradicted only by a gain beyond the margin of 0.25, by two standard errors
+    "no gain": (lambda x: no_gain("", over(x, error=0.1)), "0 holds 0.2 undecided 0.3 undecided 0.5 contradicted"),
+    # a margin of 3 and an error of 1: equal below a difference of 1, unequal beyond 5
+    "equal": (
+        lambda x: runs.equal_over_seeds("", over(x), margin=3.0),
+        "-0.5 holds 0.5 holds 2 undecided 9 contradicted",
+    ),
+    "two seeds": (lambda x: runs.equal_over_seeds("", over(x, seeds=2), margin=3.0), "0.5 undecided"),
+}
 
 
-@pytest.mark.parametrize(
-    ("gain", "verdict"), [(0.0, "holds"), (0.2, "undecided"), (0.3, "undecided"), (0.5, "contradicted")]
-)
-def test_that_nothing_is_gained_is_contradicted_only_by_a_gain_beyond_the_margin(gain, verdict):
-    """A margin of 0.25, by two standard errors."""
-    assert no_gain("", {"mean": gain, "error": 0.1}).verdict == verdict
-
-
-@pytest.mark.parametrize(
-    ("gap", "seeds", "verdict"),
-    [
-        (0.5, 3, "holds"),
-        (-0.5, 3, "holds"),
-        (2.0, 3, "undecided"),
-        (9.0, 3, "contradicted"),
-        (0.5, 2, "undecided"),
-    ],
-)
-def test_two_means_are_equal_within_a_margin_or_not_or_it_is_open(gap, seeds, verdict):
-    """A margin of 3 and an error of 1: equal below a difference of 1, unequal beyond 5."""
-    assert equal_over_seeds("", {"mean": gap, "error": 1.0, "seeds": seeds}, margin=3.0).verdict == verdict
+@pytest.mark.parametrize("case", SENTENCES)
+def test_a_sentence_holds_or_is_contradicted_or_undecided(case):
+    judge, expected = SENTENCES[case]
+    values = expected.split()[::2]
+    assert " ".join(f"{value} {judge(float(value)).verdict}" for value in values) == expected
 
 
 def test_runs_of_one_seed_are_compared_with_each_other():
     """The seeds are far apart and their differences are not; a seed that one setting has alone is left out."""
     own, other = rows(1.0, 6.1, 10.9, 7), rows(0, 5, 10)
-    assert difference(own, other, "x") == pytest.approx({"mean": 1.0, "error": 0.1 / 3**0.5, "seeds": 3}, rel=ROUNDING)
-    share = excess(rows(1.2, 12, error=0.1), rows(1, 10), "x")
-    assert share == pytest.approx({"mean": 0.2, "error": (0.1**2 + 0.01**2) ** 0.5 / 2, "seeds": 2}, rel=ROUNDING)
+    gap = runs.difference(own, other, "x")
+    assert gap == near({"mean": 1.0, "error": 0.1 / 3**0.5, "seeds": 3})
+    share, error = runs.excess(rows(1.2, 12, error=0.1), rows(1, 10, error=0.1), "x"), (0.1, 0.12, 0.01, 0.012)
+    assert share == near({"mean": 0.2, "error": math.hypot(*error) / 2, "seeds": 2})
 
 
 def test_more_runs_do_not_make_the_error_before_training_smaller():
     """All runs of a seed begin with one model on the same questions, and each seed has questions of its own."""
     first = [{"update": 0, **row} for row in rows(1, 3, 3, 3, seeds="1333", error=0.3)]
-    found = at_start([*first, {"update": 20, "seed": "1", "x": 9}], "x")
-    assert found == {"mean": 2, "error": pytest.approx(1, rel=ROUNDING), "seeds": 2}
+    found = runs.at_start([*first, {"update": 20, "seed": "1", "x": 9}], "x")
+    assert found == {"mean": 2, "error": near(1), "seeds": 2}
 
 
-@pytest.mark.parametrize("mean", [lambda rows, of: summaries(rows, ["x"], of), lambda rows, of: paths(rows, "x", of)])
-def test_runs_that_differ_in_something_else_than_their_seed_are_not_pooled(mean):
+@pytest.mark.parametrize(("mean", "column"), [(runs.summaries, ["x"]), (runs.paths, "x")])
+def test_runs_that_differ_in_something_else_than_their_seed_are_not_pooled(mean, column):
     same = {"arm": "a", "update": 60, "x": 1}
     rates = [{**same, "seed": seed, "rate": rate} for seed in ("0", "1") for rate in ("1e-4", "3e-4")]
-    assert len(mean(rates, "{arm} {rate}")) == 2
-    message = (
-        "expected one row for each setting, seed and update; received 2 rows of the setting 'a' with seed 0; remedy"
-    )
-    with pytest.raises(ExperimentError, match=message):
-        mean(rates, "{arm}")
+    assert len(mean(rates, column, "{arm} {rate}")) == 2
+    with pytest.raises(ExperimentError, match="each setting, seed and update; received 2 rows of the setting 'a' with"):
+        mean(rates, column, "{arm}")
 
 
 def test_the_nearest_run_of_each_arm_is_one_of_the_first_seed_that_did_not_diverge():
     ends = [("a", "0", 0.9), ("b", "0", 10.0), ("a", "0", 0.8), ("a", "1", 0.1), ("a", "0", float("nan"))]
     ends += [("b", "0", 9.0), ("c", "0", float("inf")), ("c", "2", 0.1), ("a", "0", 0.8)]
     found = [{"arm": arm, "seed": seed, "kl_per_token": kl, "place": i} for i, (arm, seed, kl) in enumerate(ends)]
-    assert {arm: row["place"] for arm, row in nearest(found, "{arm}").items()} == {"a": 2, "b": 5}
+    assert {arm: row["place"] for arm, row in runs.nearest(found, "{arm}").items()} == {"a": 2, "b": 5}
 
 
 # At equal KL.
@@ -172,12 +144,12 @@ def evaluations(slope, *kls, seeds=(0, 1, 2), error=0.0):
 @pytest.mark.parametrize(("right", "expected"), [(0.3, 1.0), (0.6, None), (0.05, None)])
 def test_the_kl_of_a_reward_is_not_extrapolated(right, expected):
     """Right answers of 0.1 + 0.2 √KL, seen from 0.2 to 0.5."""
-    found = Rise(evaluations(0.2, 0.25, 4.0, seeds=(0,)), start=0.1).kl_of(right)
-    assert found is None if expected is None else found == pytest.approx(expected, rel=1e-9)
+    found = runs.Rise(evaluations(0.2, 0.25, 4.0, seeds=(0,)), start=0.1).kl_of(right)
+    assert found is None if expected is None else found == near(expected)
 
 
 def test_two_arms_are_compared_at_the_largest_kl_that_both_have_had():
-    found = gap_at_equal_kl(evaluations(0.3, 0.5, 2, 4), evaluations(0.2, 0.3, 0.6, 1), start=0.1)
+    found = runs.gap_at_equal_kl(evaluations(0.3, 0.5, 2, 4), evaluations(0.2, 0.3, 0.6, 1), start=0.1)
     assert found == pytest.approx({"mean": 0.1, "error": 0, "seeds": 3, "kl": 1}, rel=1e-9, abs=1e-12)
 
 
@@ -187,7 +159,7 @@ def test_the_error_of_a_comparison_at_equal_kl_has_that_of_the_evaluations():
     powers = torch.tensor([[kl**0.5, kl] for kl in kls], dtype=torch.float64)
     weights = powers[-1] @ torch.linalg.inv(powers.T @ powers) @ powers.T
     expected = error * float(weights.norm()) * 2**0.5 / 3**0.5  # of two arms, and of the mean of three seeds
-    found = gap_at_equal_kl(evaluations(0.3, *kls, error=error), evaluations(0.2, *kls, error=error), start=0.1)
+    found = runs.gap_at_equal_kl(evaluations(0.3, *kls, error=error), evaluations(0.2, *kls, error=error), start=0.1)
     EXACT.check(found["error"], expected)
 
 
@@ -196,10 +168,10 @@ def test_the_error_of_the_kl_of_a_reward_is_the_spread_over_evaluations_that_are
     for row, error in zip(run, (0.003, 0.001, 0.002), strict=True):
         row["correct_in_se"] = error
     run[-1]["correct_in"] += 0.1  # so that the curve bends
-    draw, rise = random.Random(0), Rise(run, 0.1)
+    draw, rise = random.Random(0), runs.Rise(run, 0.1)
     again = lambda: [{**row, "correct_in": draw.gauss(row["correct_in"], row["correct_in_se"])} for row in run]
     before = rise.kl_of(0.35)
-    spread = sum((Rise(again(), 0.1).kl_of(0.35) - before) ** 2 for _ in range(DRAWN)) / DRAWN
+    spread = sum((runs.Rise(again(), 0.1).kl_of(0.35) - before) ** 2 for _ in range(DRAWN)) / DRAWN
     DRAWN_AGAIN.check(spread**0.5, rise.error_of_kl(before))
 
 
@@ -209,8 +181,8 @@ def test_a_run_whose_kl_does_not_rise_has_no_value_at_equal_kl(kls):
     rising, other = evaluations(0.3, 1, 2, 4), evaluations(0.2, 1, 2, 4, seeds=(1, 2))
     mixed = [*evaluations(0.3, *kls, seeds=(0, 1)), *evaluations(0.3, 1, 2, 4, seeds=(2,))]
     for one, another in ((mixed, other), (other, mixed)):
-        assert gap_at_equal_kl(one[::-1], another, start=0.1)["seeds"] == 1  # whatever the order of the rows
-    assert gap_at_equal_kl(evaluations(0.3, *kls), rising, start=0.1)["seeds"] == 0
+        assert runs.gap_at_equal_kl(one[::-1], another, start=0.1)["seeds"] == 1  # whatever the order of the rows
+    assert runs.gap_at_equal_kl(evaluations(0.3, *kls), rising, start=0.1)["seeds"] == 0
 
 
 # Studies of the recorded runs, as they are and changed.
@@ -220,7 +192,7 @@ def test_a_run_whose_kl_does_not_rise_has_no_value_at_equal_kl(kls):
 def test_nothing_is_decided_with_two_seeds(name, tmp_path):
     """Of the runs that judge a sentence; seeds that choose settings are kept."""
     kept = {"discount": "012", "reuse_seeds": "012", "reuse_trl": "012", "fig8_seeds": "0134"}
-    for path in COMMITTED.glob("*.csv"):
+    for path in runs.COMMITTED.glob("*.csv"):
         seeds = kept.get(path.stem, "01")
         copied(tmp_path, lambda row, seeds=seeds: row if row.get("seed", "0") in seeds else None, path.stem)
     checks = STUDIES[name].computation.check(STUDIES[name].computation.run(Settings(measured=str(tmp_path))))
@@ -240,10 +212,8 @@ def test_k1_in_the_reward_and_k3_as_loss_are_compared_over_all_experiments(tmp_p
 def test_little_progress_of_k3_is_a_share_of_that_of_k2(tmp_path):
     """The committed students, and such that k3 as a loss comes a quarter of the way that k2 as a loss does."""
     column, file = fig8_language_model.KL, "fig8_seeds"
-    at = {
-        (row["lengths"], row["arm"], row["seed"], row["update"]): row[column]
-        for row in rows_in(COMMITTED / f"{file}.csv")
-    }
+    committed = runs.rows_in(runs.COMMITTED / f"{file}.csv")
+    at = {(row["lengths"], row["arm"], row["seed"], row["update"]): row[column] for row in committed}
 
     def near_its_start(row):
         if (row["arm"], row["update"]) != ("k3-loss", "40"):
@@ -291,18 +261,16 @@ def test_the_opposite_numbers_give_the_opposite_verdict(tmp_path):
 def test_the_effective_coefficient_without_division_is_known():
     """β in the reward, and n/(n - 1) β outside it: tests/facts sums the factor over all outcomes."""
     end = frpo.run(Settings())["end"]
-    assert end["k1-reward undivided 0.1"]["effective"]["mean"] == pytest.approx(0.1, rel=ROUNDING)
-    assert end["k2-loss undivided 0.1"]["effective"]["mean"] == pytest.approx(0.1 * 8 / 7, rel=ROUNDING)
+    assert end["k1-reward undivided 0.1"]["effective"]["mean"] == near(0.1)
+    assert end["k2-loss undivided 0.1"]["effective"]["mean"] == near(0.1 * 8 / 7)
 
 
 def test_the_curve_finds_an_arm_that_is_off(tmp_path):
-    def raised(row):
-        higher = row["arm"] == "k3-loss" and row["division"] == "divided"
-        return {**row, "correct_in": float(row["correct_in"]) + 0.1 * higher}
-
+    higher = lambda row: 0.1 * (row["arm"] == "k3-loss" and row["division"] == "divided")
+    raised = lambda row: {**row, "correct_in": float(row["correct_in"]) + higher(row)}
     before, after = (frpo.run(s)["curve"]["off"] for s in (Settings(), copied(tmp_path, raised, "std")))
     moved = {name: after[name]["mean"] - before[name]["mean"] for name in before}
-    assert moved.pop("k3-loss divided") == pytest.approx(0.1, rel=1e-9)  # the others' curve does not contain it
+    assert moved.pop("k3-loss divided") == near(0.1)  # the others' curve does not contain it
     assert max(moved.values()) < 0.01
 
 
@@ -325,7 +293,7 @@ def test_the_evaluations_of_both_arms_are_in_the_error_of_their_gap_at_equal_kl(
     changed = copied(tmp_path, noisier, "comedy", "std", "frontier")
     claim = "k1 in the reward at β = 0.03 answers more right than no KL"
     before, after = (FIG7.run(s)["gaps"][claim] for s in (Settings(), changed))
-    assert after["mean"] == pytest.approx(before["mean"], rel=1e-9)  # fits differ in their last digits
+    assert after["mean"] == near(before["mean"])  # fits differ in their last digits
     assert after["error"] > 2 * before["error"]
 
 
@@ -357,28 +325,28 @@ def test_the_script_of_an_experiment_exists(name):
     experiment = STUDIES[name].experiment
     script = Path(__file__).parents[2] / "benchmarks" / experiment.script
     assert experiment.file.removesuffix(".csv").split("_")[0] in script.read_text(encoding="utf-8")
-    assert (COMMITTED / experiment.file).is_file()
+    assert (runs.COMMITTED / experiment.file).is_file()
 
 
-@pytest.mark.parametrize("names", [[], ["schulman/table"], ["tang-munos/fig8", "schulman/table"]])
-def test_run_needs_the_names_of_experiments(names, tmp_path):
-    with pytest.raises(ExperimentError, match=f"choose from {', '.join(EXPERIMENTS)}"):
-        command.measure([STUDIES[name] for name in names], tmp_path)
+NAMES = f"choose from {', '.join(EXPERIMENTS)}"
 
 
-def test_run_needs_a_gpu(tmp_path, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(ExperimentError, match="expected a CUDA GPU"):
-        command.measure([STUDIES["tang-munos/fig8"]], tmp_path)
-
-
-@pytest.mark.parametrize("status", [0, 1])
-def test_run_reports_a_failure_of_a_script(status, tmp_path, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+@pytest.mark.parametrize(
+    ("names", "gpu", "status", "message"),
+    [
+        ("", True, 0, NAMES),
+        ("schulman/table", True, 0, NAMES),
+        ("tang-munos/fig8 schulman/table", True, 0, NAMES),
+        ("tang-munos/fig8", False, 0, "expected a CUDA GPU"),
+        ("tang-munos/fig8", True, 1, r"a failure of .*exp_fig8\.py"),
+        ("tang-munos/fig8", True, 0, None),
+    ],
+)
+def test_run_needs_names_of_experiments_a_gpu_and_scripts_that_succeed(
+    names, gpu, status, message, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
     monkeypatch.setattr("klgrad.models.resolve", lambda _: "MODEL")
     monkeypatch.setattr(command.subprocess, "run", lambda call, **_: subprocess.CompletedProcess(call, status))
-    if status:
-        with pytest.raises(ExperimentError, match=r"a failure of .*exp_fig8\.py"):
-            command.measure([STUDIES["tang-munos/fig8"]], tmp_path)
-    else:
-        assert command.measure([STUDIES["tang-munos/fig8"]], tmp_path) == str(tmp_path / "runs")
+    with pytest.raises(ExperimentError, match=message) if message else nullcontext():
+        assert command.measure([STUDIES[name] for name in names.split()], tmp_path) == str(tmp_path / "runs")

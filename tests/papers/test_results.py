@@ -56,13 +56,8 @@ LONG = (
 )
 """Studies that take from three seconds to half a minute each, even the quick ones."""
 
-
 DOCS = Path(__file__).parents[2] / "docs"
 MARKS = dict(zip("✓✗?", VERDICTS, strict=True))
-
-
-def not_held(checks):
-    return {check.claim: check.verdict for check in checks if not check.holds}
 
 
 @pytest.mark.slow
@@ -70,25 +65,18 @@ def not_held(checks):
 def test_the_claim(name, tmp_path):
     outcome = reproduce(STUDIES[name], Settings(quick=True), tmp_path)
     if STUDIES[name].experiment is None:
-        known = NOT_HELD.get(name, {}) | IF_QUICK.get(name, {})
-        assert not_held(outcome.checks).items() <= known.items()
+        failed = {check.claim: check.verdict for check in outcome.checks if not check.holds}
+        assert failed.items() <= (NOT_HELD.get(name, {}) | IF_QUICK.get(name, {})).items()
     assert any(check.holds for check in outcome.checks)
     assert (tmp_path / f"{name}.json").stat().st_size > 100
     assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
 
 
-def page_of(name):
-    return (DOCS / results.place_of(name).partition("#")[0]).read_text(encoding="utf-8")
-
-
 @pytest.mark.parametrize("name", STUDIES)
 def test_the_table_of_results_has_the_claim_and_its_verdict(name):
     """Recorded runs are judged now; of the others it has the verdicts at full size."""
-    (row,) = re.findall(
-        rf"^\| \[{name}\]\({results.place_of(name)}\) \| (.*) \|$",
-        (DOCS / "results.md").read_text(encoding="utf-8"),
-        re.M,
-    )
+    page = (DOCS / "results.md").read_text(encoding="utf-8")
+    (row,) = re.findall(rf"^\| \[{name}\]\({results.place_of(name)}\) \| (.*) \|$", page, re.M)
     claim, verdict = row.replace("\\*", "*").split(" | ")
     assert claim == STUDIES[name].claim
     if STUDIES[name].experiment:
@@ -101,12 +89,11 @@ def test_the_table_of_results_has_the_claim_and_its_verdict(name):
 
 @pytest.mark.parametrize("name", STUDIES)
 def test_the_page_says_the_same(name):
-    page, study = page_of(name), STUDIES[name]
+    page, study = (DOCS / results.place_of(name).partition("#")[0]).read_text(encoding="utf-8"), STUDIES[name]
     if study.experiment:
         shown = [check for check in experiments.judged(name) if not check.waits]
-        assert [
-            row for check in shown if (row := f"| {check.sentence} | {check.measured} | {check.verdict} |") not in page
-        ] == []
+        rows = [f"| {check.sentence} | {check.measured} | {check.verdict} |" for check in shown]
+        assert [row for row in rows if row not in page] == []
     elif name not in results.PAGES:
         section = page.split(f"\n## {name}\n")[1].split("\n## ")[0]
         lines = re.findall(r"^- ([✗?]) (.*): .*$", section, re.M)

@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from papers.made_up_runs import ERROR, MADE, START, judged, write
+from papers.made_up_runs import ERROR, MADE, START, judged, near, write
 
 from klgrad.papers.own import reuse as study
 
@@ -14,7 +14,6 @@ ENDS |= {("trl-reverse", 1, 256): 0.82, ("trl-jsd", 1, 256): 0.9, ("trl-forward"
 ENDS |= {("trl-reverse", 1, 64): 0.81}
 """KL(student‖teacher) after the last update, by trainer, uses and completions of a batch; KL(teacher‖student) is twice
 that, right answers fall with it."""
-EVERY_SENTENCE = 35
 
 
 def run(arm, seed, end, setting=BEST):
@@ -50,17 +49,20 @@ def verdicts(folder, made):
     return judged(study, write(folder, **made))
 
 
+def numbers(folder, made):
+    return study.run(write(folder, **made))
+
+
 def test_runs_as_the_claim_has_them(tmp_path):
     found = verdicts(tmp_path, files())
-    assert set(found.values()) == {"holds"}, {claim: verdict for claim, verdict in found.items() if verdict != "holds"}
-    assert len(found) == EVERY_SENTENCE
+    assert found == dict.fromkeys(found, "holds")
+    assert len(found) == 35
 
 
 def test_an_arm_has_the_setting_that_was_best_with_the_first_seed(tmp_path):
-    numbers = study.run(write(tmp_path, **files()))
-    assert set(numbers["settings"].values()) == {" ".join(BEST)}
-    assert set(numbers["settings"]) == set(numbers["end"])
-    assert numbers["sweep"]["klgrad 4 256"]["0.001 constant"] == pytest.approx(1.3 * 0.6 * (1 - 2 * ERROR), rel=1e-9)
+    found = numbers(tmp_path, files())
+    assert found["settings"] == dict.fromkeys(found["end"], " ".join(BEST))
+    assert found["sweep"]["klgrad 4 256"]["0.001 constant"] == near(1.3 * 0.6 * (1 - 2 * ERROR))
 
 
 def test_an_arm_is_not_judged_by_the_seed_that_chose_its_setting(tmp_path):
@@ -68,10 +70,10 @@ def test_an_arm_is_not_judged_by_the_seed_that_chose_its_setting(tmp_path):
     made = files()
     for row in (*made["reuse_sweep"], *made["reuse_trl"]):
         row["kl_per_token"] *= 0.1 if (row["seed"], row["learning_rate"]) == (0, BEST[0]) else 1
-    numbers = study.run(write(tmp_path, **made))
+    ends = numbers(tmp_path, made)["end"]
     for (trainer, uses, size), end in ENDS.items():
-        found = numbers["end"][f"{trainer} {uses} {size}"]["kl_per_token"]
-        assert (found["mean"], found["seeds"]) == (pytest.approx(end, rel=1e-9), 3)
+        found = ends[f"{trainer} {uses} {size}"]["kl_per_token"]
+        assert (found["mean"], found["seeds"]) == (near(end), 3)
 
 
 @pytest.mark.parametrize(
@@ -79,12 +81,10 @@ def test_an_arm_is_not_judged_by_the_seed_that_chose_its_setting(tmp_path):
     [("klgrad 8 256", 320), ("klgrad 1 64", 160), ("klgrad 2 64", 320), ("trl-reverse 1 64", 160)],
 )
 def test_runs_are_compared_by_completions_and_not_by_batches_or_updates(arm, updates, tmp_path):
-    numbers = study.run(write(tmp_path, **files()))
-    path, (trainer, uses, size) = numbers["paths"][arm], arm.split()
+    found, (trainer, uses, size) = numbers(tmp_path, files()), arm.split()
+    path, end = found["paths"][arm], ENDS[trainer, int(uses), int(size)]
     assert (path["completions"], path["updates"]) == ([0, 5120, 10240], [0, updates // 2, updates])
-    end = ENDS[trainer, int(uses), int(size)]
-    assert numbers["half"][arm]["kl_per_token"]["mean"] == pytest.approx(1.1 * end, rel=1e-9)
-    assert numbers["end"][arm]["kl_per_token"]["mean"] == pytest.approx(end, rel=1e-9)
+    assert [found[part][arm]["kl_per_token"]["mean"] for part in ("half", "end")] == [near(1.1 * end), near(end)]
 
 
 def test_a_run_that_has_not_used_all_completions_has_not_ended(tmp_path):
@@ -92,7 +92,7 @@ def test_a_run_that_has_not_used_all_completions_has_not_ended(tmp_path):
     made = files()
     early = [{**row, "update": 40, "kl_per_token": 0.1} for row in made["reuse_sweep"] if row["update"] == 160]
     made["reuse_sweep"] += [{**row, "learning_rate": "0.0003"} for row in early if row.get("completions") == 64]
-    assert set(study.run(write(tmp_path, **made))["settings"].values()) == {" ".join(BEST)}
+    assert set(numbers(tmp_path, made)["settings"].values()) == {" ".join(BEST)}
 
 
 @pytest.mark.parametrize(
@@ -119,33 +119,21 @@ def test_another_end_of_one_arm_changes_its_sentences_and_no_others(arm, end, fa
     assert {claim for claim, verdict in found.items() if verdict != "holds"} == expected
 
 
-def test_reuse_that_takes_longer_loses_by_seconds(tmp_path):
-    made = files()
-    for row in (*made["reuse_sweep"], *made["reuse_seeds"]):
-        row["seconds"] *= 2 if row["uses"] == 4 else 1
-    found = verdicts(tmp_path, made)
-    assert [verdict for claim, verdict in found.items() if "seconds" in claim] == ["contradicted"]
-
-
-def test_runs_without_seconds_leave_only_their_sentences_open(tmp_path):
+@pytest.mark.parametrize(("times", "verdict"), [(2, "contradicted"), (None, "undecided")], ids=["slower", "unknown"])
+def test_reuse_that_takes_longer_loses_by_seconds_and_without_them_it_is_open(times, verdict, tmp_path):
     made = files()
     for row in made["reuse_seeds"]:
-        del row["seconds"]
+        seconds = row.pop("seconds")
+        row |= {"seconds": seconds * (times if row["uses"] == 4 else 1)} if times else {}
     found = verdicts(tmp_path, made)
-    assert {claim for claim, verdict in found.items() if verdict != "holds"} == {c for c in found if "seconds" in c}
-
-
-def diverged(rows, **label):
-    """The rows; a run of the best setting with this label has diverged at its end."""
-    for row in rows:
-        if all(row[name] == value for name, value in {"learning_rate": BEST[0], "update": 320, **label}.items()):
-            row["kl_per_token"] = math.nan
-    return rows
+    assert found == {claim: verdict if "seconds" in claim else "holds" for claim in found}
 
 
 def test_a_setting_whose_student_diverged_is_not_the_best(tmp_path):
     made = files()
-    diverged(made["reuse_sweep"], uses=8)
-    numbers = study.run(write(tmp_path, **made))
-    assert numbers["settings"]["klgrad 8 256"] == "0.001 constant"
-    assert "klgrad 8 256" not in numbers["end"], "only the first seed has that setting"
+    for row in made["reuse_sweep"]:
+        if (row["uses"], row["learning_rate"], row["update"]) == (8, BEST[0], 320):
+            row["kl_per_token"] = math.nan
+    found = numbers(tmp_path, made)
+    assert found["settings"]["klgrad 8 256"] == "0.001 constant"
+    assert "klgrad 8 256" not in found["end"], "only the first seed has that setting"

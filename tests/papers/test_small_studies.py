@@ -1,6 +1,7 @@
 """Exact parts of the studies on a CPU against sums that are written in another way, and the small model."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -89,6 +90,8 @@ def test_the_sampler_s_cache_changes_nothing():
 def test_texts_are_right_sums_and_others_are_not():
     shown = small_model.texts(32, torch.Generator().manual_seed(0))
     assert shown.right.all()
+    last = shown.ids[:, small_model.PROMPT :].gather(1, shown.mask.sum(1, keepdim=True) - 1)
+    assert (last == small_model.STOP).all(), "the full stop is a token of the completion"
     other = shown.ids.clone()
     other[:, small_model.PROMPT :] = small_model.LETTERS.index("7")
     assert not small_model.with_mask(other).right.any()
@@ -109,7 +112,7 @@ WEIGHTS = {
 def test_the_prefix_ratio_is_exact_with_the_present_token_and_inside_the_sum(weight):
     generator = torch.Generator().manual_seed(5)
     chains = tree.random_chains(4, 5, generator)
-    chains = chains.sampled_by(chains.policy + 0.7 * tree.random_logits(4, 5, generator))
+    chains = replace(chains, behaviour=chains.policy + 0.7 * tree.random_logits(4, 5, generator))
     found = chains.moments(WEIGHTS[weight])
     for name in tree.SOUND:
         bias = found[name].bias(chains.kl_gradient)

@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from papers.made_up_runs import evaluations, judged, write
+from papers.made_up_runs import evaluations, judged, near, write
 
 from klgrad.papers.asyncopd import stale_distillation as study
 
@@ -35,6 +35,11 @@ def verdicts(folder, made):
     return judged(study, write(folder, stale_distill=made))
 
 
+def costs(folder, made, column="kl_per_token"):
+    """The mean cost by arm and comparison."""
+    return {name: x["mean"] for name, x in study.run(write(folder, stale_distill=made))["costs"][column].items()}
+
+
 EXACT = ("makes the exact reverse KL worse", "makes the exact forward KL worse", "exact reverse KL more than the exact")
 """Parts of sentences that do not hold if the exact KLs hardly lose by their age."""
 
@@ -46,9 +51,8 @@ def test_runs_as_the_paper_claims_them(tmp_path):
 
 
 def test_the_opposite_runs_give_the_opposite_verdict(tmp_path):
-    found = verdicts(
-        tmp_path, rows({"reverse-sampled": 0.9, "reverse-top-64": 0.9, "reverse-exact": 1.2, "forward-exact": 1.3})
-    )
+    opposite = {"reverse-sampled": 0.9, "reverse-top-64": 0.9, "reverse-exact": 1.2, "forward-exact": 1.3}
+    found = verdicts(tmp_path, rows(opposite))
     theirs = (*study.WORSE, *study.COSTS_MORE)
     assert {verdict for claim, verdict in found.items() if claim.startswith(theirs)} == {"contradicted"}
     little = {claim: verdict for claim, verdict in found.items() if "less than a tenth" in claim}
@@ -58,21 +62,16 @@ def test_the_opposite_runs_give_the_opposite_verdict(tmp_path):
 
 def test_a_cost_is_a_share_of_the_kl_with_fresh_completions(tmp_path):
     """Else an arm that ends at a larger KL would seem to lose more by the same staleness."""
-    every = dict.fromkeys(FRESH, 1.2)
-    plain, scaled = (
-        study.run(write(tmp_path, stale_distill=rows(every, scale)))["costs"]["kl_per_token"]
-        for scale in (None, {"reverse-sampled": 3.0})
-    )
-    assert plain["reverse-sampled filled-16"]["mean"] == pytest.approx(0.2, rel=1e-9)
-    assert scaled["reverse-sampled filled-16"]["mean"] == pytest.approx(0.2, rel=1e-9)
+    for scale in (None, {"reverse-sampled": 3.0}):
+        cost = costs(tmp_path, rows(dict.fromkeys(FRESH, 1.2), scale))
+        assert cost["reverse-sampled filled-16"] == near(0.2)
 
 
 def test_age_and_number_of_batches_are_told_apart(tmp_path):
     """Old completions cost a fifth, and fewer batches as much again: a plain lag has both."""
-    cost = study.run(write(tmp_path, stale_distill=rows({"reverse-exact": 1.2}, fewer=1.2)))["costs"]["kl_per_token"]
-    of = lambda name: cost[f"reverse-exact {name}"]["mean"]
-    assert [of(name) for name in (study.OLD, study.SAME_BATCHES, study.FEWER)] == pytest.approx([0.2] * 3, rel=1e-9)
-    assert of(study.LATE) == pytest.approx(0.44, rel=1e-9)
+    cost = costs(tmp_path, rows({"reverse-exact": 1.2}, fewer=1.2))
+    found = [cost[f"reverse-exact {name}"] for name in (study.OLD, study.SAME_BATCHES, study.FEWER, study.LATE)]
+    assert found == near([0.2, 0.2, 0.2, 0.44])
 
 
 @pytest.mark.parametrize(("factor", "verdict"), [(1.3, "holds"), (4.0, "contradicted")])
@@ -99,11 +98,10 @@ def test_a_cost_in_right_answers_is_what_staleness_loses(tmp_path):
     made = rows()
     for row in made:
         row["correct"] = 0.06 if (row["stale"], row["update"]) == ("filled-16", 40) else row["correct"]
-    cost = study.run(write(tmp_path, stale_distill=made))["costs"]["correct"]["reverse-exact filled-16"]
-    assert cost["mean"] == pytest.approx(0.04, rel=1e-9)
+    assert costs(tmp_path, made, "correct")["reverse-exact filled-16"] == near(0.04)
 
 
 def test_right_answers_have_the_error_of_their_questions(tmp_path):
     """The three seeds agree, but 182 questions have an error of their own."""
     end = study.run(write(tmp_path, stale_distill=rows()))["end"]["forward-exact fresh"]
-    assert end["correct"]["error"] == pytest.approx((0.1 * 0.9 / 182 / 3) ** 0.5, rel=1e-9)
+    assert end["correct"]["error"] == near((0.1 * 0.9 / 182 / 3) ** 0.5)

@@ -9,11 +9,9 @@ at a coefficient of 0.1. Reasons, table and limits: docs/experiments/division.md
 
 from ..drawing import STYLES
 from . import runs
-from .study import Axes, Check, Experiment, Figure, Numbers, Settings, ours
+from .study import Check, Experiment, Figure, Numbers, Settings, ours
 
 SOURCE = """Yao et al., FRPO, arXiv 2601.10201, against Shah et al., "A Comedy of Estimators", arXiv 2512.21852."""
-
-
 LABELS = {
     "k1-reward": ("k1 in the reward", "k1-reward"),
     "k1-advantage-leave-one-out": ("k1 in the advantage", "k1-advantage"),
@@ -28,13 +26,30 @@ def draw(numbers: Numbers, figure: Figure) -> None:
     """Four panels; filled marks are undivided, open marks divided."""
     figure.set_size_inches(15, 4.4)
     undivided, divided, frontier, effective = figure.subplots(1, 4)
-    _updates(numbers, undivided, "undivided")
-    _updates(numbers, divided, "divided")
+    for axis, division in ((undivided, "undivided"), (divided, "divided")):
+        for arm, (label, estimator) in LABELS.items():
+            runs.curve(axis, numbers["paths"][f"{arm} {division}"], STYLES[estimator][0], label=label)
+        axis.set(xlabel="updates", ylabel="right answers, in domain", xticks=[0, 20, 40, 60])
+        axis.set_title(f"advantages {division}, β = 0.1\n3 seeds, ± 1 SE")
     divided.sharey(undivided)
-    _frontier(numbers, frontier)
-    _effective(numbers, effective)
-    handles, labels = undivided.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=5, fontsize=8.5)
+    for run in numbers["runs"]:
+        colour, face = _look(run["name"])
+        frontier.plot(run["kl"], run["correct_in"], "o", ms=5, color=colour, mfc=face, zorder=3)
+    runs.over_kl(frontier, numbers["curve"], numbers["runs"])
+    frontier.set_ylabel("right answers, in domain")
+    frontier.set_title("each run of every β\n(filled: undivided; open: divided)")
+    for setting, end in numbers["end"].items():
+        colour, face = _look(setting.rpartition(" ")[0])
+        if not setting.startswith("none"):
+            x, y = end["effective"], end["kl_per_sequence"]
+            look = {"fmt": "o", "ms": 5, "color": colour, "mfc": face, "lw": 1}
+            effective.errorbar(x["mean"], y["mean"], xerr=x["error"], yerr=y["error"], **look)
+    effective.set(xscale="log", yscale="log", xlabel="effective coefficient", ylabel="KL(π‖ref) per completion, nats")
+    effective.set_title("every β (filled: undivided)\n3 seeds, ± 1 SE")
+    effective.set_xticks([0.01, 0.03, 0.1, 0.3], ["0.01", "0.03", "0.1", "0.3"])
+    effective.set_yticks([0.1, 0.3, 1, 3], ["0.1", "0.3", "1", "3"])
+    effective.minorticks_off()
+    figure.legend(*undivided.get_legend_handles_labels(), loc="outside lower center", ncols=5, fontsize=8.5)
 
 
 def _look(name: str) -> tuple[str, str]:
@@ -42,38 +57,6 @@ def _look(name: str) -> tuple[str, str]:
     arm, division = name.split()
     colour = STYLES[LABELS[arm][1]][0]
     return colour, colour if division == "undivided" else "white"
-
-
-def _updates(numbers: Numbers, axis: Axes, division: str) -> None:
-    for arm, (label, estimator) in LABELS.items():
-        runs.curve(axis, numbers["paths"][f"{arm} {division}"], STYLES[estimator][0], label=label)
-    axis.set(xlabel="updates", ylabel="right answers, in domain", xticks=[0, 20, 40, 60])
-    axis.set_title(f"advantages {division}, β = 0.1\n3 seeds, ± 1 SE")
-
-
-def _frontier(numbers: Numbers, axis: Axes) -> None:
-    for run in numbers["runs"]:
-        colour, face = _look(run["name"])
-        axis.plot(run["kl"], run["correct_in"], "o", ms=5, color=colour, mfc=face, zorder=3)
-    runs.over_kl(axis, numbers["curve"], numbers["runs"])
-    axis.set_ylabel("right answers, in domain")
-    axis.set_title("each run of every β\n(filled: undivided; open: divided)")
-
-
-def _effective(numbers: Numbers, axis: Axes) -> None:
-    for setting, end in numbers["end"].items():
-        colour, face = _look(setting.rpartition(" ")[0])
-        if setting.startswith("none"):
-            continue
-        x, y = end["effective"], end["kl_per_sequence"]
-        axis.errorbar(
-            x["mean"], y["mean"], xerr=x["error"], yerr=y["error"], fmt="o", ms=5, color=colour, mfc=face, lw=1
-        )
-    axis.set(xscale="log", yscale="log", xlabel="effective coefficient", ylabel="KL(π‖ref) per completion, nats")
-    axis.set_title("every β (filled: undivided)\n3 seeds, ± 1 SE")
-    axis.set_xticks([0.01, 0.03, 0.1, 0.3], ["0.01", "0.03", "0.1", "0.3"])
-    axis.set_yticks([0.1, 0.3, 1, 3], ["0.1", "0.3", "1", "3"])
-    axis.minorticks_off()
 
 
 EXPERIMENT = Experiment("std.csv", "exp_std.py")
@@ -104,14 +87,19 @@ OF_COEFFICIENTS = tuple(claim for claim, (column, *_) in COMPARISONS.items() if 
 
 
 def run(settings: Settings) -> Numbers:
-    """The settings at the last update, their paths, their comparisons, and the curve that they have in common."""
     rows = [{**row, "effective": _measured_effective(row)} for row in runs.rows_of(EXPERIMENT, settings)]
     last = runs.at_update(rows, LAST)
+    by_name = runs.by_setting(last, SETTING)
+    of = lambda arm, coef: by_name.get(f"{arm} {coef}", [])
+    coefficients = sorted({row["kl_coef"] for row in last} - {"0.0"}, key=float)
     return {
         "made": runs.provenance(rows),
         "end": runs.summaries(last, (*COLUMNS, "effective"), SETTING),
         "paths": runs.paths([row for row in rows if row["kl_coef"] in (COMPARED_AT, "0.0")], "correct_in", ARM),
-        "comparisons": {claim: _at_every_coefficient(last, *sides) for claim, sides in COMPARISONS.items()},
+        "comparisons": {
+            claim: {c: runs.difference(of(higher, c), of(lower, c), column) for c in coefficients}
+            for claim, (column, higher, lower) in COMPARISONS.items()
+        },
         "runs": runs.points_of(last, ARM),
         "curve": runs.curve_of(last, ARM),
     }
@@ -127,18 +115,7 @@ def _measured_effective(row: runs.Row) -> float:
     return measured if row["arm"] == "k1-reward" else measured * GROUP / (GROUP - 1)
 
 
-def _at_every_coefficient(last: list[runs.Row], column: str, higher: str, lower: str) -> dict[str, runs.SeedMean]:
-    """The difference of two arms at each coefficient, seed by seed."""
-    by_name = runs.by_setting(last, SETTING)
-    coefficients = sorted({row["kl_coef"] for row in last} - {"0.0"}, key=float)
-    side = lambda name, c: by_name.get(f"{name} {c}", [])
-    return {c: runs.difference(side(higher, c), side(lower, c), column) for c in coefficients}
-
-
 def check(numbers: Numbers) -> list[Check]:
-    """The papers' claims at one coefficient, and ours."""
     differences = {claim: each[COMPARED_AT] for claim, each in numbers["comparisons"].items()}
-    return [
-        *(runs.exceeds_over_seeds(claim, differences[claim]) for claim in CLAIMED),
-        *ours(*(runs.exceeds_over_seeds(claim, differences[claim]) for claim in OF_COEFFICIENTS)),
-    ]
+    judged = lambda claims: (runs.exceeds_over_seeds(claim, differences[claim]) for claim in claims)
+    return [*judged(CLAIMED), *ours(*judged(OF_COEFFICIENTS))]

@@ -18,7 +18,6 @@ from .study import Axes, Check, Experiment, Numbers, Settings
 if TYPE_CHECKING:
     from torch import Tensor
 
-
 # Numbers of training runs on a GPU, from the CSV file that the experiment's script wrote, compared over seeds.
 #
 # Such a run takes minutes on a GPU, so a study reads the committed file. `klgrad reproduce --run` measures it again.
@@ -140,35 +139,24 @@ def paths(rows: Sequence[Row], column: str, name: str) -> dict[str, dict[str, li
     return dict(curves)
 
 
-def _pairs(ones: Iterable[Row], others: Iterable[Row]) -> list[tuple[Row, Row]]:
-    """The runs of two settings that have one seed; each setting has one row for a seed."""
-    by_seed = {row["seed"]: row for row in others}
-    return [(row, by_seed[row["seed"]]) for row in ones if row["seed"] in by_seed]
+def gaps(ones: Iterable[Row], others: Iterable[Row], column: str, *, share: bool = False) -> list[Row]:
+    """The first run of each seed less the second, or by which `share` it is higher: rows with `gap` and its error.
 
-
-def gaps(ones: Iterable[Row], others: Iterable[Row], column: str) -> list[Row]:
-    """The first run of each seed less the second: rows with `gap` and its error.
+    Each setting has one row for a seed.
 
     Example:
         >>> run = lambda seed, kl: {"seed": seed, "kl": kl}
         >>> gaps([run("0", 1.5), run("1", 3.0)], [run("0", 1.0)], "kl")
         [{'seed': '0', 'gap': 0.5, 'gap_se': 0.0}]
     """
-    own = lambda row: row.get(f"{column}_se") or 0.0
-    return [
-        {"seed": one["seed"], "gap": one[column] - other[column], "gap_se": math.hypot(own(one), own(other))}
-        for one, other in _pairs(ones, others)
-    ]
-
-
-def excesses(ones: Iterable[Row], others: Iterable[Row], column: str) -> list[Row]:
-    """By which share the first run of each seed is higher than the second: rows as those of `gaps`."""
-    rows, relative = [], lambda row: (row.get(f"{column}_se") or 0.0) / row[column]
-    for one, other in _pairs(ones, others):
-        ratio = one[column] / other[column]
-        rows.append(
-            {"seed": one["seed"], "gap": ratio - 1, "gap_se": ratio * math.hypot(relative(one), relative(other))}
-        )
+    rows, by_seed, error = [], {row["seed"]: row for row in others}, f"{column}_se"
+    for one in (row for row in ones if row["seed"] in by_seed):
+        sides = (one, by_seed[one["seed"]])
+        (own, other), errors = (side[column] for side in sides), [side.get(error) or 0.0 for side in sides]
+        gap, gap_se = own - other, math.hypot(*errors)
+        if share:
+            gap, gap_se = own / other - 1, own / other * math.hypot(errors[0] / own, errors[1] / other)
+        rows.append({"seed": one["seed"], "gap": gap, "gap_se": gap_se})
     return rows
 
 
@@ -179,7 +167,7 @@ def difference(ones: Iterable[Row], others: Iterable[Row], column: str) -> SeedM
 
 def excess(ones: Iterable[Row], others: Iterable[Row], column: str) -> SeedMean:
     """The share by which one setting is higher than another, seed by seed."""
-    return over_seeds(excesses(ones, others, column), "gap")
+    return over_seeds(gaps(ones, others, column, share=True), "gap")
 
 
 def differences(
@@ -256,9 +244,8 @@ def undecided(claim: str, what: str = "runs") -> Check:
 def collapses(claim: str, gap: SeedMean, horizon: str) -> Check:
     """Check by how much runs end below their start; those that have not yet done so do not contradict it."""
     judged = exceeds_over_seeds(claim, gap)
-    if judged.verdict != "contradicted":
-        return judged
-    return replace(judged, measured=f"{judged.measured}; {horizon}", decided=False)
+    later = replace(judged, measured=f"{judged.measured}; {horizon}", decided=False)
+    return later if judged.verdict == "contradicted" else judged
 
 
 def equal_over_seeds(claim: str, gap: SeedMean, margin: float) -> Check:
@@ -369,10 +356,8 @@ class Rise:
     """
 
     def __init__(self, rows: Sequence[Row], start: float) -> None:
-        self.start, self.kl, self.reached, self.own = (
-            start,
-            *(_column(rows, c) for c in (FAR, RIGHT_IN, f"{RIGHT_IN}_se")),
-        )
+        self.start = start
+        self.kl, self.reached, self.own = (_column(rows, column) for column in (FAR, RIGHT_IN, f"{RIGHT_IN}_se"))
         self.fit = torch.linalg.pinv(torch.stack([self.kl.sqrt(), self.kl], -1))
         self.slope, self.bend = (self.fit @ (self.reached - start)).tolist()
 

@@ -17,8 +17,6 @@ from ..drawing import BLACK, style
 from .study import SIGNIFICANT, Check, Figure, Numbers, Settings, below
 
 SOURCE = """Schulman, "Approximating KL Divergence", 2020."""
-
-
 ESTIMATORS = {"k1": k1, "k2": k2, "k3": k3}
 MEANS = (0.1, 1.0)
 
@@ -37,14 +35,13 @@ EXACT = 1e-9
 
 
 def run(settings: Settings) -> Numbers:
-    """Moments by quadrature, by closed form and by simulation."""
-    curve = torch.linspace(0.05, 1.5, 59, dtype=torch.float64)
+    curve, samples = torch.linspace(0.05, 1.5, 59, dtype=torch.float64), settings.size(500_000, 100_000)
     return {
         "mean": list(MEANS),
         "quadrature": _relative(torch.tensor(MEANS, dtype=torch.float64)),
         "closed": _closed_forms(),
-        "z": _simulate(settings),
-        "samples": _sample_count(settings),
+        "z": _simulate(samples, settings.seed),
+        "samples": samples,
         "curve": {"mean": curve.tolist(), **_relative(curve)},
     }
 
@@ -59,15 +56,13 @@ def _moments(mean: Tensor) -> dict[str, Tensor]:
     """By estimator: E_q[k] - KL(q‖p), Var_q[k] and the fourth central moment, (3, len(mean))."""
     z = torch.linspace(-REACH, REACH, POINTS, dtype=torch.float64)
     density = Normal(0.0, 1.0).log_prob(z).exp()
-    log_ratio = _log_ratio(z, mean[:, None])
-    return {name: _central(k.value(log_ratio), density, z, mean) for name, k in ESTIMATORS.items()}
-
-
-def _central(value: Tensor, density: Tensor, z: Tensor, mean: Tensor) -> Tensor:
-    average = torch.trapezoid(density * value, z)
-    centred = value - average[:, None]
-    second, fourth = (torch.trapezoid(density * centred**power, z) for power in (2, 4))
-    return torch.stack([average - _true_kl(mean), second, fourth])
+    moments = {}
+    for name, k in ESTIMATORS.items():
+        value = k.value(_log_ratio(z, mean[:, None]))
+        average = torch.trapezoid(density * value, z)
+        central = (torch.trapezoid(density * (value - average[:, None]) ** power, z) for power in (2, 4))
+        moments[name] = torch.stack([average - _true_kl(mean), *central])
+    return moments
 
 
 def _true_kl(mean: Tensor) -> Tensor:
@@ -91,14 +86,9 @@ def _closed_forms() -> Numbers:
     return {k: {"bias": (bias[k] / true).tolist(), "std": (variance[k].sqrt() / true).tolist()} for k in ESTIMATORS}
 
 
-def _sample_count(settings: Settings) -> int:
-    return settings.size(500_000, 100_000)
-
-
-def _simulate(settings: Settings) -> Numbers:
-    """z-scores of sampled means and variances, with standard errors by quadrature."""
-    n = _sample_count(settings)
-    generator = torch.Generator().manual_seed(settings.seed)
+def _simulate(n: int, seed: int) -> Numbers:
+    """z-scores of means and variances of n samples, with standard errors by quadrature."""
+    generator = torch.Generator().manual_seed(seed)
     mean = torch.tensor(MEANS, dtype=torch.float64)
     log_ratio = _log_ratio(torch.randn(n, generator=generator, dtype=torch.float64), mean[:, None])
     moments = _moments(mean)
@@ -114,7 +104,6 @@ def _simulate(settings: Settings) -> Numbers:
 
 
 def check(numbers: Numbers) -> list[Check]:
-    """Quadrature against closed forms, the simulation and every printed number."""
     exact, closed, z = numbers["quadrature"], numbers["closed"], numbers["z"]
     entries = [(k, what, i) for k in ESTIMATORS for what in ("bias", "std") for i in range(len(MEANS))]
     error = max(abs(exact[k][what][i] - closed[k][what][i]) for k, what, i in entries)
@@ -140,7 +129,6 @@ def _as_printed(exact: Numbers, name: str, what: str, i: int) -> Check:
 
 
 def draw(numbers: Numbers, figure: Figure) -> None:
-    """Standard deviation and bias over the true KL against μ; the printed numbers as points."""
     left, right = figure.subplots(1, 2)
     curve = numbers["curve"]
     for axes, what in ((left, "std"), (right, "bias")):

@@ -45,8 +45,6 @@ SIGNIFICANT = 4.0
 
 That is a chance of one in thirty thousand, with about sixty comparisons in all.
 """
-
-
 VERDICTS: tuple[str, ...] = ("holds", "contradicted", "undecided")
 MARGIN = 0.25
 """The smallest gain, in the logarithm, that would count as an improvement."""
@@ -244,6 +242,12 @@ def columns(rows: Iterable[Numbers], *names: str) -> list[list[float]]:
     return [[row[name] for row in rows] for name in names]
 
 
+def error_bars(axis: Axes, at: Iterable[float], repeats: Iterable[Numbers], form: str = "o-", **look: Any) -> None:
+    """Draw means with bars of one standard error at places of the x axis."""
+    mean, error = columns(repeats, "mean", "error")
+    axis.errorbar(list(at), mean, yerr=error, fmt=form, **look)
+
+
 def at_point(repeats: Numbers, point: int) -> Numbers:
     """The mean and error at one of the points that `over_repeats` has."""
     return {name: values[point] for name, values in repeats.items()}
@@ -344,11 +348,8 @@ class Outcome:
     @property
     def verdict(self) -> str:
         """`holds`, or the decisive sentences that are contradicted and those that are undecided."""
-        parts = []
-        for verdict in VERDICTS[1:]:
-            if sentences := [f"{c.sentence} ({c.measured})" for c in self.decisive if c.verdict == verdict]:
-                parts.append(f"{verdict}: {'; '.join(sentences)}")
-        return ". ".join(parts) or "holds"
+        of = lambda verdict: "; ".join(f"{c.sentence} ({c.measured})" for c in self.decisive if c.verdict == verdict)
+        return ". ".join(f"{verdict}: {of(verdict)}" for verdict in VERDICTS[1:] if of(verdict)) or "holds"
 
 
 def reproduce(study: Study, settings: Settings, out: Path, *, fresh: bool = False) -> Outcome:

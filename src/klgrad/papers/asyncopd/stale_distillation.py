@@ -14,7 +14,7 @@ from itertools import product
 
 from ...drawing import BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION
 from .. import runs
-from ..study import Axes, Check, Experiment, Figure, Numbers, Settings, columns, ours
+from ..study import Axes, Check, Experiment, Figure, Numbers, Settings, error_bars, ours
 
 # The figure of `stale_distillation`: a row of panels for each KL, over updates, over the lag and over the reuse.
 
@@ -48,11 +48,9 @@ def draw(numbers: Numbers, figure: Figure) -> None:
     axes = figure.subplots(2, 3)
     for (measure, label), (updates, ages, reuses) in zip(ROWS.items(), axes, strict=True):
         _over_updates(numbers["paths"][measure], updates)
-        _each_run(numbers, measure, ages)
-        _over_reuses(numbers, measure, reuses)
+        _each_run(numbers["runs"], measure, ages)
+        _over_reuses(numbers["end"], measure, reuses)
         updates.set(ylabel=f"{label}, nats")
-        for axis in (ages, reuses):
-            runs.logarithmic(axis)
     axes[0][0].set_title(f"exact terms: fresh (lines), 16 old (dashed: filled queue)\n{PER_PANEL}", fontsize=9.5)
     axes[0][1].set_title("after 40 updates, each run a mark, 3 seeds", fontsize=9.5)
     axes[0][2].set_title(f"after 40 updates, {PER_PANEL}", fontsize=9.5)
@@ -67,22 +65,22 @@ def _over_updates(paths: Numbers, axis: Axes) -> None:
     axis.set_xlabel("updates")
 
 
-def _each_run(numbers: Numbers, measure: str, axis: Axes) -> None:
+def _each_run(by_setting: Numbers, measure: str, axis: Axes) -> None:
     for i, (arm, (_, colour, mark)) in enumerate(ARMS.items()):
         for at, stale in enumerate(SHOWN):
-            if by_measure := numbers["runs"].get(f"{arm} {stale}"):
-                places = [at + 0.12 * (i - 2.5)] * len(by_measure[measure])
-                axis.plot(places, list(by_measure[measure].values()), mark, color=colour, mfc="none", ms=5)
+            own = by_setting.get(f"{arm} {stale}", {}).get(measure, {})
+            axis.plot([at + 0.12 * (i - 2.5)] * len(own), list(own.values()), mark, color=colour, mfc="none", ms=5)
+    runs.logarithmic(axis)
     axis.set_xticks(range(len(SHOWN)), list(SHOWN.values()), fontsize=8.5)
     axis.set_xlabel("age of the completions, different batches")
 
 
-def _over_reuses(numbers: Numbers, measure: str, axis: Axes) -> None:
+def _over_reuses(end: Numbers, measure: str, axis: Axes) -> None:
+    runs.logarithmic(axis)
     for arm, (label, colour, mark) in ARMS.items():
         settings = {at: f"{arm} {stale}" for at, stale in enumerate(REUSES)}
-        known = {at: numbers["end"][name][measure] for at, name in settings.items() if name in numbers["end"]}
-        mean, error = columns(known.values(), "mean", "error")
-        axis.errorbar(list(known), mean, yerr=error, fmt=f"{mark}-", color=colour, label=label, ms=5, lw=1.4, capsize=2)
+        known = {at: end[name][measure] for at, name in settings.items() if name in end}
+        error_bars(axis, known, known.values(), f"{mark}-", color=colour, label=label, ms=5, lw=1.4, capsize=2)
     axis.set_xticks(range(len(REUSES)), list(REUSES.values()))
     axis.set_xlabel("updates with each batch")
 
@@ -146,12 +144,12 @@ NEARER = "with stale completions every arm ends nearer to the teacher than it be
 
 
 def run(settings: Settings) -> Numbers:
-    """Every setting at the last update and over updates, and what staleness costs it."""
     rows = runs.finite_rows(EXPERIMENT, settings)
     last, before = (runs.grouped(runs.at_update(rows, update), SETTING) for update in (runs.LAST, 0))
     at = lambda arm, age: last.get(f"{arm} {age}", [])
-    comparisons = [(arm, name, *sides) for arm, (name, sides) in product(ARMS, COMPARED.items())]
-    shares = lambda arm, measure: runs.excesses(at(arm, OLD), at(arm, FRESH), measure)
+    sides = product(ARMS, COMPARED.items())
+    comparisons = [(f"{arm} {name}", at(arm, old), at(arm, new)) for arm, (name, (old, new)) in sides]
+    shares = lambda arm, measure: runs.gaps(at(arm, OLD), at(arm, FRESH), measure, share=True)
     return {
         "made": runs.provenance(rows),
         "end": runs.summaries(runs.at_update(rows, runs.LAST), runs.COLUMNS, SETTING),
@@ -159,13 +157,8 @@ def run(settings: Settings) -> Numbers:
         "paths": {measure: runs.paths(rows, measure, SETTING) for measure in MEASURES},
         # What each arm loses in each comparison, seed by seed: the share of a KL, or right answers.
         "costs": {
-            **{
-                m: {f"{a} {name}": runs.excess(at(a, old), at(a, new), m) for a, name, old, new in comparisons}
-                for m in MEASURES
-            },
-            runs.RIGHT: {
-                f"{a} {name}": runs.difference(at(a, new), at(a, old), runs.RIGHT) for a, name, old, new in comparisons
-            },
+            **{m: {name: runs.excess(old, new, m) for name, old, new in comparisons} for m in MEASURES},
+            runs.RIGHT: {name: runs.difference(new, old, runs.RIGHT) for name, old, new in comparisons},
         },
         "gains": {m: {name: runs.difference(before[name], last[name], m) for name in last} for m in MEASURES},
         # By how much more one arm loses by the age than another.
@@ -180,7 +173,6 @@ def run(settings: Settings) -> Numbers:
 
 
 def check(numbers: Numbers) -> list[Check]:
-    """The paper's sentences by both KLs, then ours."""
     theirs = [check for measure in MEASURES for check in _differences(numbers, measure, WORSE, COSTS_MORE)]
     return [*theirs, *ours(*(check for measure in MEASURES for check in _our_sentences(numbers, measure)))]
 
@@ -207,7 +199,6 @@ def _every_one_nearer(claim: str, numbers: Numbers, measure: str) -> Check:
     if not judged:
         return runs.undecided(claim)
     verdict = runs.exceeds_over_seeds(claim, min(judged, key=lambda x: x["mean"] - runs.ENOUGH_ERRORS * x["error"]))
-    if left_out := len(stale) - len(judged):
-        more = f"; without {left_out} of {len(stale)} settings, with fewer seeds"
-        return replace(verdict, measured=verdict.measured + more)
-    return verdict
+    left_out = len(stale) - len(judged)
+    more = f"; without {left_out} of {len(stale)} settings, with fewer seeds" if left_out else ""
+    return replace(verdict, measured=verdict.measured + more)

@@ -65,16 +65,13 @@ def _k1_loss(numbers: Numbers, axis: Axes) -> None:
     for (i, (coef, (colour, mark))), last in product(enumerate(COEFFICIENT_MARKS.items()), (LAST, LONG_LAST)):
         own = [run for run in numbers["k1-loss"] if (run["kl_coef"], run["update"][-1]) == (coef, last)]
         if own:
-            at = [int(run["lag"]) + 0.3 * (i - 1) + (0.15 if last == LONG_LAST else 0) for run in own]
-            face = colour if last == LONG_LAST else "none"
-            name = f"β = {coef}, {last} updates"
-            axis.plot(at, [run["correct_in"][-1] for run in own], mark, color=colour, mfc=face, label=name)
+            shift, face = (0.15, colour) if last == LONG_LAST else (0, "none")
+            at = [int(run["lag"]) + 0.3 * (i - 1) + shift for run in own]
+            right, name = [run["correct_in"][-1] for run in own], f"β = {coef}, {last} updates"
+            axis.plot(at, right, mark, color=colour, mfc=face, label=name)
     axis.axhline(numbers["start"]["correct_in"]["mean"], color="grey", lw=1)
     axis.set(xlabel="age of the completions, updates", ylabel="right answers, in domain", xticks=[2, 4, 6, 8, 10])
-    axis.set_title(
-        "k1 as loss, the end of each run;\n2 or 3 seeds; marks of one age are shifted",
-        fontsize=9,
-    )
+    axis.set_title("k1 as loss, the end of each run;\n2 or 3 seeds; marks of one age are shifted", fontsize=9)
     axis.legend(fontsize=8.5)
 
 
@@ -106,16 +103,14 @@ def _over_kl(numbers: Numbers, axis: Axes) -> None:
 def _weights(numbers: Numbers, axis: Axes) -> None:
     """Right answers with weights less those without, with an error bar, by lag and measure."""
     places = [(lag, measure) for lag in MARKS for measure in FACES]
-    for i, arm in enumerate(CORRECTED):
-        for j, (lag, measure) in enumerate(places):
-            change = numbers["weighted"][lag][arm][measure]
-            if change["seeds"]:
-                look = {"fmt": MARKS[lag], "color": LABELS[arm][1], "mfc": FACES[measure] or LABELS[arm][1], "ms": 5}
-                axis.errorbar(change["mean"], i + 0.15 * (j - 1.5), xerr=change["error"], **look)
+    for (i, arm), (j, (lag, measure)) in product(enumerate(CORRECTED), enumerate(places)):
+        change, colour = numbers["weighted"][lag][arm][measure], LABELS[arm][1]
+        if change["seeds"]:
+            look = {"fmt": MARKS[lag], "color": colour, "mfc": FACES[measure] or colour, "ms": 5}
+            axis.errorbar(change["mean"], i + 0.15 * (j - 1.5), xerr=change["error"], **look)
     axis.axvline(0, color="grey", lw=1)
-    axis.set_yticks(
-        range(len(CORRECTED)), [LABELS[arm][0].replace(" weights", "\nweights") for arm in CORRECTED], fontsize=9
-    )
+    names = [LABELS[arm][0].replace(" weights", "\nweights") for arm in CORRECTED]
+    axis.set_yticks(range(len(CORRECTED)), names, fontsize=9)
     axis.invert_yaxis()
     axis.set_xlabel(f"right answers, less those of {LABELS[CONTROL][0]}")
     axis.set_title(
@@ -188,12 +183,9 @@ def run(settings: Settings) -> Numbers:
     long_end = runs.summaries(runs.at_update(long, LONG_LAST), COLUMNS, SETTING)
     of = lambda name: by_name.get(name, [])
     lost = lambda arm, lag: runs.gaps(of(f"{REWARD if arm in WITHOUT_FRESH else arm} 0"), of(f"{arm} {lag}"), RIGHT)
-    equal_kl = lambda arm, control: runs.gap_at_equal_kl(
-        trained.get(arm, []), trained.get(control, []), start[RIGHT]["mean"]
-    )
     weighted = lambda arm, control: {
         **{column: runs.difference(of(arm), of(control), column) for column in COLUMNS},
-        "equal_kl": equal_kl(arm, control),
+        "equal_kl": runs.gap_at_equal_kl(trained.get(arm, []), trained.get(control, []), start[RIGHT]["mean"]),
     }
     return {
         "made": runs.provenance([*rows, *long, *stale]),
@@ -234,12 +226,9 @@ def check(numbers: Numbers) -> list[Check]:
 
     What the weights change is a question, to which the paper has no sentence: its numbers are in the tables.
     """
-    claimed, steadier = numbers["claimed"], numbers["steadier"]
+    claimed, long, steadier = numbers["claimed"], numbers["long_claimed"], numbers["steadier"]
     return [
-        *(
-            _judged(f"{claim}, lag 10, {LONG_LAST} updates", gap, LONG_LAST)
-            for claim, gap in numbers["long_claimed"].items()
-        ),
+        *(_judged(f"{claim}, lag 10, {LONG_LAST} updates", gap, LONG_LAST) for claim, gap in long.items()),
         *(_judged(f"{claim}, lag 10", claimed[claim], LAST) for claim in CLAIMED),
         *ours(
             *(_judged(f"{claim}, lag 10", claimed[claim], LAST) for claim in OUR_CLAIMS),

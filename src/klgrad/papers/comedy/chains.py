@@ -77,14 +77,6 @@ class Chains:
     reference: Tensor
     behaviour: Tensor | None = None
 
-    def towards(self, share: float) -> "Chains":
-        """The same policies, with references at this share of the distance from them, on a line in the logits."""
-        return replace(self, reference=torch.lerp(self.policy, self.reference, share))
-
-    def sampled_by(self, behaviour: Tensor) -> "Chains":
-        """The same pairs with sequences drawn by other chains."""
-        return replace(self, behaviour=behaviour)
-
     @cached_property
     def kl_gradient(self) -> Tensor:
         """∇KL(A‖B) of whole sequences, (P, T, 2): autograd through its chain rule, without listing sequences."""
@@ -100,7 +92,8 @@ class Chains:
         """Exact moments of Σ_t c_t s_t, one sequence sampled, by configuration."""
         mean: dict[str, Tensor] = {}
         square: dict[str, Tensor] = {}
-        scores = _scores(self.policy)
+        # (P, T, 2, 2) ∇log-prob by the one logit that it depends on: token - P(token = 1).
+        scores = torch.arange(2, dtype=self.policy.dtype) - torch.sigmoid(self.policy)[..., None]
         for place, rollout, probability in self._sequences():
             score = _look_up(scores, place)
             weighted, after_one = probability[..., None] * score, (place & 2).to(score) / 2
@@ -167,11 +160,6 @@ def _log_probs(logits: Tensor) -> Tensor:
     return torch.log_softmax(torch.stack([torch.zeros_like(logits), logits], -1), -1)
 
 
-def _scores(logits: Tensor) -> Tensor:
-    """(P, T, 2, 2) ∇log-prob by the one logit that it depends on: token - P(token = 1)."""
-    return torch.tensor([0.0, 1.0], dtype=logits.dtype) - torch.sigmoid(logits)[..., None]
-
-
 def _visits(logits: Tensor) -> Tensor:
     """(P, T, 2) how often the token before step t is 0 and 1."""
     visits = [torch.tensor([[1.0, 0.0]], dtype=logits.dtype).expand(len(logits), 2)]
@@ -199,8 +187,8 @@ FULL, QUICK = {5: 512, 10: 128, 15: 8, 20: 2}, {5: 512, 8: 64, 10: 8}
 """Pairs of chains by length: a pair costs twice as much with every token."""
 SHARES = [1 / 16, 1 / 8, 1 / 4, 1 / 2]
 """How far B stands on the way from A to an independent chain."""
-ByKind = dict[str, dict[str, list[float]]]
-"""By what was measured and by configuration, one number a pair."""
+ByName = dict[str, list[float]]
+"""By configuration, one number a problem."""
 
 
 class Synthetic:
@@ -220,18 +208,18 @@ class Synthetic:
     """
 
     def run(self, settings: Settings) -> Numbers:
-        """Bias and standard deviation of every configuration, by length and by distance of B from A."""
         generator = torch.Generator().manual_seed(settings.seed)
         pairs = QUICK if settings.quick else FULL
         by_length = [_measure(random_chains(n, length, generator)) for length, n in pairs.items()]
         length = settings.size(10, 8)
         apart = random_chains(settings.size(32, 16), length, generator)
+        at = lambda share: torch.lerp(apart.policy, apart.reference, share)
         return {
             "lengths": list(pairs),
             "by_length": by_length,
             "length_of_shares": length,
             "shares": [*SHARES, 1.0],
-            "by_share": [_measure(apart.towards(share)) for share in [*SHARES, 1.0]],
+            "by_share": [_measure(replace(apart, reference=at(share))) for share in [*SHARES, 1.0]],
         }
 
     def check(self, numbers: Numbers) -> list[Check]:
@@ -242,6 +230,7 @@ class Synthetic:
         bias = {name: [value for group in numbers["by_length"] for value in group["bias"][name]] for name in LABELS}
         close, apart = near["deviation"], numbers["by_share"][-1]["deviation"]
         noticed = {k: [a / b for a, b in zip(near["bias"][k], close[k], strict=True)] for k in ("k1-loss", "k3-reward")}
+        independent = "k1 in loss: less deviation than k1 in reward, A and B independent"
         less = "k1 in loss: its bias is less of its deviation than k3 in reward's is, B close to A"
         return [
             below("k1 in reward: unbiased", worst("bias", "k1-reward"), EXACT),
@@ -256,17 +245,12 @@ class Synthetic:
             _more("k1 in loss: less bias than k3 in reward", bias["k3-reward"], bias["k1-loss"]),
             _more("k1 in loss: more deviation than k1 in reward, B close to A", close["k1-loss"], close["k1-reward"]),
             *ours(
-                _more(
-                    "k1 in loss: less deviation than k1 in reward, A and B independent",
-                    apart["k1-reward"],
-                    apart["k1-loss"],
-                ),
+                _more(independent, apart["k1-reward"], apart["k1-loss"]),
                 _more(less, noticed["k3-reward"], noticed["k1-loss"]),
             ),
         ]
 
     def draw(self, numbers: Numbers, figure: Figure) -> None:
-        """Bias above, standard deviation below; by length on the left, by distance on the right."""
         axes = figure.subplots(2, 2, sharex="col", sharey="row")
         columns = [
             (numbers["lengths"], numbers["by_length"], "tokens (independent A and B)"),
@@ -289,23 +273,19 @@ class Synthetic:
         figure.legend(loc="outside upper center", ncols=3, fontsize=9)
 
 
-def _measure(chains: Chains) -> ByKind:
+def _measure(chains: Chains) -> dict[str, ByName]:
     target, moments = chains.kl_gradient, chains.moments(placements)
+    # The mean with β/2 in the reward and β/2 in the loss.
+    halves = lambda k: moments[f"{k}-reward"].mean / 2 + moments[f"{k}-loss"].mean / 2
     return {
         "bias": {name: moments[name].bias(target).tolist() for name in LABELS},
         "deviation": {name: moments[name].deviation(target).tolist() for name in LABELS},
         "identity": {
             "k1-loss-is-zero": relative_error(target + moments["k1-loss"].mean, target).tolist(),
             "k3-loss-is-forward": moments["k3-loss"].bias(chains.token_forward_kl_gradient).tolist(),
-            **{f"{k}-halves-are-half": _halves(moments, k, target) for k in ("k1", "k3")},
+            **{f"{k}-halves-are-half": relative_error(halves(k), target / 2).tolist() for k in ("k1", "k3")},
         },
     }
-
-
-def _halves(moments: dict[str, Moments], estimator: str, target: Tensor) -> list[float]:
-    """How far β/2 in the reward and β/2 in the loss are from half of ∇KL."""
-    mean = moments[f"{estimator}-reward"].mean / 2 + moments[f"{estimator}-loss"].mean / 2
-    return relative_error(mean, target / 2).tolist()
 
 
 def _more(claim: str, larger: list[float], smaller: list[float]) -> Check:
@@ -330,8 +310,6 @@ REPAIRS = {
     "prefix": ("w_t, terms to go", "^:"),
 }
 """The exact ones, with their label, marker and line: the second differs from each of the others in one respect."""
-ByName = dict[str, list[float]]
-"""By configuration and weight, one number a problem."""
 
 
 class Stale:
@@ -349,21 +327,25 @@ class Stale:
     """
 
     def run(self, settings: Settings) -> Numbers:
-        """Bias, standard deviation and effective sample size, by how stale the sampler is."""
         generator = torch.Generator().manual_seed(settings.seed)
         length, problems = settings.size(10, 6), settings.size(64, 32)
         chains = random_chains(problems, length, generator)
         noise = random_logits(problems, length, generator)
+        samplers = (chains.policy + stale * noise for stale in STALENESS)
         return {
             "length": length,
             "staleness": STALENESS,
-            "by_staleness": [_measure_stale(chains.sampled_by(chains.policy + stale * noise)) for stale in STALENESS],
+            "by_staleness": [_measure_stale(replace(chains, behaviour=sampler)) for sampler in samplers],
         }
 
     def check(self, numbers: Numbers) -> list[Check]:
         """Exact sentences in every problem at every staleness; the cost, at the stalest."""
         fresh, *stale = numbers["by_staleness"]
         every = lambda kind, name: [value for group in stale for value in group[kind][name]]
+        ends = (stale[0]["weights"], stale[-1]["weights"])
+        of = lambda name, weight: stale[-1]["deviation"][f"{name}/{weight}"]
+        more = "{}, sequence ratio: more deviation than on-policy"
+        less = "{}, prefix ratio: less deviation than a sequence ratio on the same terms"
         return [
             *(_biased(f"{LABELS[name]}, no weight: biased", every("bias", f"{name}/none")) for name in PAPERS_FOUR),
             *ours(
@@ -371,12 +353,9 @@ class Stale:
                 below("sequence ratio: mean 1", max(abs(x - 1) for x in every("weights", "mean")), EXACT),
                 *_repaired(fresh["bias"], [group["bias"] for group in stale], "sequence"),
                 *_repaired(fresh["bias"], [group["bias"] for group in stale], "prefix"),
-                *_costs(fresh["deviation"], stale[-1]["deviation"]),
-                _larger(
-                    "the staler, the fewer effective samples",
-                    stale[0]["weights"]["effective"],
-                    stale[-1]["weights"]["effective"],
-                ),
+                *(_larger(more.format(LABELS[k]), of(k, "sequence"), fresh["deviation"][f"{k}/none"]) for k in SOUND),
+                *(_larger(less.format(LABELS[k]), of(k, "sequence to go"), of(k, "prefix")) for k in SOUND),
+                _larger("the staler, the fewer effective samples", *(group["effective"] for group in ends)),
             ),
         ]
 
@@ -390,9 +369,8 @@ class Stale:
         top = 1.05 * max(max(mean("bias", f"{name}/{weight}")) for name in LABELS for weight in WEIGHTS)
         for axis, (weight, title) in zip(axes[:, :2].flat, WEIGHTS.items(), strict=True):
             for name, text in LABELS.items():
-                axis.plot(
-                    x, mean("bias", f"{name}/{weight}"), **look(name) | {"label": text if weight == "none" else None}
-                )
+                label = {"label": text if weight == "none" else None}
+                axis.plot(x, mean("bias", f"{name}/{weight}"), **look(name) | label)
             axis.set_title(title, fontsize=10)
             axis.set(ylabel="bias / ‖∇KL‖", ylim=(-0.05 * top, top))
         cost, samples = axes[:, 2]
@@ -414,20 +392,16 @@ class Stale:
 
 
 def _coefficients(rollout: Rollout) -> dict[str, Tensor]:
-    """Every configuration under every weight."""
     plain, sequence = placements(rollout), sequence_ratio(rollout)
+    times = lambda ratio, group: {name: ratio * coefficient for name, coefficient in group.items()}
     by_weight = {
         "none": plain,
-        "token": _times(token_ratio(rollout), plain),
-        "sequence": _times(sequence, plain),
-        "sequence to go": _times(sequence, placements(rollout, to_go)),
+        "token": times(token_ratio(rollout), plain),
+        "sequence": times(sequence, plain),
+        "sequence to go": times(sequence, placements(rollout, to_go)),
         "prefix": placements(rollout, to_go, prefix_ratio(rollout)),
     }
     return {f"{name}/{weight}": c for weight, group in by_weight.items() for name, c in group.items()}
-
-
-def _times(ratio: Tensor, group: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: ratio * coefficient for name, coefficient in group.items()}
 
 
 def _measure_stale(chains: Chains) -> dict[str, ByName]:
@@ -455,18 +429,6 @@ def _repaired(fresh: ByName, stale: list[ByName], weight: str) -> list[Check]:
         off = max(abs(now - before) / before for now, before in pairs)
         checks.append(below(f"{LABELS[name]}, {title}: as biased as on-policy", off, EXACT))
     return checks
-
-
-def _costs(fresh: ByName, stalest: ByName) -> list[Check]:
-    more = "{}, sequence ratio: more deviation than on-policy"
-    less = "{}, prefix ratio: less deviation than a sequence ratio on the same terms"
-    return [
-        *(_larger(more.format(LABELS[name]), stalest[f"{name}/sequence"], fresh[f"{name}/none"]) for name in SOUND),
-        *(
-            _larger(less.format(LABELS[name]), stalest[f"{name}/sequence to go"], stalest[f"{name}/prefix"])
-            for name in SOUND
-        ),
-    ]
 
 
 def _biased(claim: str, values: list[float]) -> Check:

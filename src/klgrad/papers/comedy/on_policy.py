@@ -7,12 +7,13 @@ fewer right answers than it began with; where there are runs of 300 updates they
 collapses come within about 250. Design, table and limits: docs/experiments/places.md.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import replace
+from itertools import product
 
 from ...drawing import BLUE, STYLES
 from .. import runs
-from ..study import Axes, Check, Experiment, Figure, Numbers, Settings, ours
+from ..study import Check, Experiment, Figure, Numbers, Settings, ours
 
 LABELS = {
     "none": ("no KL", "black", "-"),
@@ -36,26 +37,17 @@ def draw(numbers: Numbers, figure: Figure) -> None:
     axes = figure.subplots(len(ROWS), len(coefficients) + 1, sharey=True)
     for (*panels, last), arms in zip(axes, ROWS, strict=True):
         for coefficient, axis in zip(coefficients, panels, strict=True):
-            _updates(numbers, axis, coefficient, arms)
-        _frontier(numbers, last, arms)
+            for arm, (label, colour, line) in ((arm, LABELS[arm]) for arm in arms):
+                path = numbers["paths"].get(f"{arm} {'0.0' if arm == 'none' else coefficient}")
+                runs.curve(axis, path, colour, line, label=label)
+            axis.set(xlabel="updates", title=f"β = {float(coefficient):g}\n3 seeds, ± 1 SE", xticks=[0, 20, 40, 60])
+        for run in (run for run in numbers["runs"] if run["name"] in arms):
+            _, colour, line = LABELS[run["name"]]
+            last.plot(run["kl"], run["correct_in"], MARKS[line], ms=5, color=colour, mfc="none", zorder=3)
+        runs.over_kl(last, numbers["curve"], [run for run in numbers["runs"] if run["name"] in numbers["curve"]["off"]])
+        last.set_title("each run of every β; circles: reward,\nsquares: loss, triangles: both", fontsize=10)
         panels[0].set_ylabel("right answers, in domain")
         panels[0].legend(loc="lower right", fontsize=8.5)
-
-
-def _updates(numbers: Numbers, axis: Axes, coefficient: str, arms: tuple[str, ...]) -> None:
-    for arm in arms:
-        label, colour, line = LABELS[arm]
-        path = numbers["paths"].get(f"{arm} {'0.0' if arm == 'none' else coefficient}")
-        runs.curve(axis, path, colour, line, label=label)
-    axis.set(xlabel="updates", title=f"β = {float(coefficient):g}\n3 seeds, ± 1 SE", xticks=[0, 20, 40, 60])
-
-
-def _frontier(numbers: Numbers, axis: Axes, arms: tuple[str, ...]) -> None:
-    for run in (run for run in numbers["runs"] if run["name"] in arms):
-        _, colour, line = LABELS[run["name"]]
-        axis.plot(run["kl"], run["correct_in"], MARKS[line], ms=5, color=colour, mfc="none", zorder=3)
-    runs.over_kl(axis, numbers["curve"], [run for run in numbers["runs"] if run["name"] in numbers["curve"]["off"]])
-    axis.set_title("each run of every β; circles: reward,\nsquares: loss, triangles: both", fontsize=10)
 
 
 EXPERIMENT = Experiment(
@@ -100,7 +92,6 @@ COLLAPSES = {
 
 
 def run(settings: Settings) -> Numbers:
-    """The settings at the last update and over updates, and the curve of right answers over the KL."""
     rows = runs.rows_of(EXPERIMENT, settings)
     std, long = (runs.rows_of(other, settings) for other in EXPERIMENT.also)
     last, *others = (runs.at_update(each, LAST) for each in (rows, std, long))
@@ -133,20 +124,15 @@ def _pooled_gaps(files: Iterable[list[runs.Row]], coef: str, column: str) -> Num
 
 
 def check(numbers: Numbers) -> list[Check]:
-    """The paper's sentences, each by a difference at the last update, and ours."""
     differences = numbers["differences"]
     checks = [runs.exceeds_over_seeds(claim, numbers["fallen"][arm]) for claim, arm in COLLAPSES.items()]
     for claim, (_, high, _) in HIGHER.items():
         gap = differences[claim]
         checks.append(runs.collapses(claim, gap, HORIZON) if high == "start" else runs.exceeds_over_seeds(claim, gap))
-    higher = (runs.exceeds_over_seeds(claim, differences[claim]) for claim in OUR_HIGHER)
-    return [*checks, *ours(*_pooled(numbers["pooled"]), *higher)]
-
-
-def _pooled(numbers: Numbers) -> Iterator[Check]:
-    """Ours, because these runs contain those by which the paper's sentences are judged."""
-    for coef, differences in numbers.items():
-        for column, place in PLACES.items():
-            claim = f"{place}k1 in the reward answers more right than k3 as loss at β = {coef}, over all experiments"
-            judged = runs.exceeds_over_seeds(claim, differences[column])
-            yield replace(judged, measured=f"{judged.measured}, {differences[column]['pairs']} pairs of runs")
+    pooled = []  # ours, because these runs contain those by which the paper's sentences are judged
+    for coef, (column, place) in product(numbers["pooled"], PLACES.items()):
+        gap = numbers["pooled"][coef][column]
+        claim = f"{place}k1 in the reward answers more right than k3 as loss at β = {coef}, over all experiments"
+        judged = runs.exceeds_over_seeds(claim, gap)
+        pooled.append(replace(judged, measured=f"{judged.measured}, {gap['pairs']} pairs of runs"))
+    return [*checks, *ours(*pooled, *(runs.exceeds_over_seeds(claim, differences[claim]) for claim in OUR_HIGHER))]

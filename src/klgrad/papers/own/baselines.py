@@ -6,11 +6,9 @@ of other kinds, such as are drawn for training, and those of the distillations. 
 are those of other studies, at temperature 1. All models come from one file with 4-bit weights.
 """
 
-from collections.abc import Sequence
-
 from ...drawing import BLACK, BLUE, GREY, VERMILION
 from .. import runs
-from ..study import Axes, Check, Experiment, Figure, Numbers, Settings, columns
+from ..study import Check, Experiment, Figure, Numbers, Settings, columns, error_bars
 
 TRAINED = Experiment("comedy.csv", "exp_comedy.py")
 DISTILLED = Experiment("stale_distill.csv", "exp_stale_distill.py")
@@ -21,15 +19,12 @@ RIGHT, KL = "correct", "kl_per_sequence"
 COLUMNS = (RIGHT, KL, "length")
 SETTING = "{set} {temperature}"
 LAST, LAST_DISTILLED = 60, 40
-NONE, STUDENT = "no KL after 60 updates", "student"
+NONE, STUDENT, GREEDY_OUTSIDE = "no KL after 60 updates", "student", f"{OUTSIDE} {GREEDY}"
 CLAIMS = {
     "greedy decoding answers more right than sampling, in domain": (f"{INSIDE} {GREEDY}", f"{INSIDE} {SAMPLED}"),
-    "greedy decoding answers more right than sampling, out of domain": (f"{OUTSIDE} {GREEDY}", f"{OUTSIDE} {SAMPLED}"),
+    "greedy decoding answers more right than sampling, out of domain": (GREEDY_OUTSIDE, f"{OUTSIDE} {SAMPLED}"),
     "60 updates without a KL answer more right than greedy decoding, in domain": (NONE + INSIDE, f"{INSIDE} {GREEDY}"),
-    "60 updates without a KL answer more right than greedy decoding, out of domain": (
-        NONE + OUTSIDE,
-        f"{OUTSIDE} {GREEDY}",
-    ),
+    "60 updates without a KL answer more right than greedy decoding, out of domain": (NONE + OUTSIDE, GREEDY_OUTSIDE),
     "sampled questions are easier when drawn as in training": (f"{AS_TRAINED} {SAMPLED}", f"{INSIDE} {SAMPLED}"),
     "with greedy decoding they are too": (f"{AS_TRAINED} {GREEDY}", f"{INSIDE} {GREEDY}"),
     "the teacher answers more right than a distilled student, both sampled": (f"{TEACHER} {SAMPLED}", STUDENT),
@@ -38,7 +33,6 @@ CLAIMS = {
 
 
 def run(settings: Settings) -> Numbers:
-    """Right answers by questions and temperature, and the trained policies that they are compared with."""
     rows = runs.rows_of(EXPERIMENT, settings)
     trained = runs.at_update(runs.rows_of(TRAINED, Settings()), LAST)
     distilled = runs.at_update(runs.finite_rows(DISTILLED, Settings()), LAST_DISTILLED)
@@ -63,7 +57,6 @@ def _untouched(trained: list[runs.Row], column: str) -> list[runs.Row]:
 
 
 def check(numbers: Numbers) -> list[Check]:
-    """Every sentence, seed by seed."""
     return [runs.exceeds_over_seeds(claim, difference) for claim, difference in numbers["claims"].items()]
 
 
@@ -72,30 +65,22 @@ SHOWN = {SAMPLED: "T = 1", SHARPER: "T = 0.5", GREEDY: "greedy"}
 
 
 def draw(numbers: Numbers, figure: Figure) -> None:
-    """Right answers by temperature, and over the KL beside trained policies."""
     figure.set_size_inches(11, 4.2)
     by_temperature, over_kl = figure.subplots(1, 2)
+    look = {"ms": 5, "lw": 1.4, "capsize": 3}
     for name, colour in LABELS.items():
-        if name not in numbers["questions"]:
-            continue
-        _line(by_temperature, [numbers["end"][f"{name} {t}"][RIGHT] for t in SHOWN], range(len(SHOWN)), name, colour)
+        if name in numbers["questions"]:
+            right = [numbers["end"][f"{name} {t}"][RIGHT] for t in SHOWN]
+            error_bars(by_temperature, range(len(SHOWN)), right, color=colour, label=name, **look)
     by_temperature.set_xticks(range(len(SHOWN)), SHOWN.values())
     by_temperature.set(ylabel="right answers", ylim=(0, None), title="untrained model, 3 seeds, ± 1 SE")
     by_temperature.legend(fontsize=8.5)
-    over_kl.plot(
-        *zip(*numbers["trained"], strict=True), "o", ms=4, color=GREY, mfc="none", lw=0, label="trained, T = 1"
-    )
-    ends = [numbers["end"][f"{INSIDE} {t}"] for t in SHOWN]
-    _line(over_kl, [each[RIGHT] for each in ends], [each[KL]["mean"] for each in ends], "untrained, sharper", BLACK)
-    for words, each in zip(SHOWN.values(), ends, strict=True):
-        over_kl.annotate(
-            words, (each[KL]["mean"], each[RIGHT]["mean"]), (4, -12), textcoords="offset points", fontsize=8
-        )
+    points = zip(*numbers["trained"], strict=True)
+    over_kl.plot(*points, "o", ms=4, color=GREY, mfc="none", lw=0, label="trained, T = 1")
+    right, kl = ([numbers["end"][f"{INSIDE} {t}"][column] for t in SHOWN] for column in (RIGHT, KL))
+    error_bars(over_kl, columns(kl, "mean")[0], right, color=BLACK, label="untrained, sharper", **look)
+    for words, x, y in zip(SHOWN.values(), kl, right, strict=True):
+        over_kl.annotate(words, (x["mean"], y["mean"]), (4, -12), textcoords="offset points", fontsize=8)
     over_kl.set(xlabel="KL(π‖ref) per completion, nats", ylabel="right answers, in domain")
     over_kl.set_title("each trained run of 60 updates;\nuntrained: 3 seeds, ± 1 SE")
     over_kl.legend(fontsize=8.5)
-
-
-def _line(axis: Axes, points: list[runs.SeedMean], at: Sequence[float], label: str, colour: str) -> None:
-    mean, error = columns(points, "mean", "error")
-    axis.errorbar(at, mean, yerr=error, fmt="o-", ms=5, lw=1.4, capsize=3, color=colour, label=label)

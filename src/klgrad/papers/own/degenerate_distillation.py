@@ -20,9 +20,9 @@ from ...core.term import KLTerm
 from ...drawing import BLUE, GREEN, VERMILION
 from ...enumeration import END
 from ..runs import curve, exceeds_over_seeds
-from ..study import Axes, Check, Figure, Numbers, Settings, columns, exceeds, over_repeats
+from ..study import Axes, Check, Figure, Numbers, Settings, error_bars, exceeds, over_repeats
 from ..tang_munos.fig8_sequences import REF_SCALE, VOCAB, Problems
-from .small_model import Completions, Transformer, held_out, pretrain, prompts, sample
+from .small_model import Transformer, held_out, pretrain, prompts, sample, step
 
 # First-order policies: the gradient of any discount, exactly.
 
@@ -94,15 +94,12 @@ def descend(case: Regime, number: int, updates: int, seed: int) -> Numbers:
             now = logp.detach()
             share = problems.visits(now).sum(-1) / long
             seen.append(torch.stack([problems.kl(now, problems.ref), problems.kl(problems.ref, now), share]))
-        adam.zero_grad()
-        discounted_loss(problems, logp, case.discount if update >= case.warm else 0.0).backward()
-        adam.step()
+        step(adam, discounted_loss(problems, logp, case.discount if update >= case.warm else 0.0))
     seen = torch.stack(seen, 1)
-    curves = {key: over_repeats(x) for key, x in zip(("own", "teacher", "share"), seen, strict=True)}
     return {
         "case": asdict(case),
         "updates": points,
-        **curves,
+        **{key: over_repeats(x) for key, x in zip(("own", "teacher", "share"), seen, strict=True)},
         "lowest": seen[2, points.index(case.warm) :].amin(0).tolist(),
         "end": seen[2, -1].tolist(),
         "teacher at the end": seen[1, -1].tolist(),
@@ -138,19 +135,13 @@ def distil(start: Transformer, teacher: Transformer, level: str, updates: int, a
         if update % (updates // 10) == 0:
             seen.append({"update": update, **_judged(student, teacher)})
         batch = sample(student, prompts(asked, generator).repeat_interleave(4, 0), generator)
-        term = TOKEN if update < LM_LEVELS[level] * updates else SEQUENCE
-        adam.zero_grad()
-        term(_rollout(batch, student, teacher, group)).loss.backward()
-        adam.step()
+        logp = batch.logp(student)
+        with torch.no_grad():
+            other = batch.logp(teacher)
+        kl, of_tokens = (logp.exp() * (logp - other)).sum(-1), batch.of_tokens
+        rollout = Rollout(of_tokens(logp), of_tokens(other), batch.mask, group=group, token_reverse_kl=kl)
+        step(adam, (TOKEN if update < LM_LEVELS[level] * updates else SEQUENCE)(rollout).loss)
     return seen
-
-
-def _rollout(batch: Completions, student: Transformer, teacher: Transformer, group: Tensor) -> Rollout:
-    logp = batch.logp(student)
-    with torch.no_grad():
-        other = batch.logp(teacher)
-    kl = (logp.exp() * (logp - other)).sum(-1)
-    return Rollout(batch.of_tokens(logp), batch.of_tokens(other), batch.mask, group=group, token_reverse_kl=kl)
 
 
 @torch.no_grad()
@@ -166,13 +157,11 @@ def _judged(student: Transformer, teacher: Transformer) -> Numbers:
 
 
 def run(settings: Settings) -> Numbers:
-    """Exact descents of first-order policies, and distilled transformers."""
     of = lambda case, updates: descend(case, PROBLEMS, updates, settings.seed)
     return {
         "levels": [
             {"level": name, **of(replace(level, rows=rows), 600)}
-            for rows in LEVEL_ROWS
-            for name, level in LEVELS.items()
+            for rows, (name, level) in itertools.product(LEVEL_ROWS, LEVELS.items())
         ],
         "varied": [{"varied": name, **of(case, 300)} for name, cases in VARIED.items() for case in cases],
         "sums": [] if settings.quick else _sums(settings),
@@ -187,10 +176,9 @@ def _sums(settings: Settings) -> list[Numbers]:
     for name, shape in STUDENTS.items():
         student = Transformer(*shape)
         pretrain(student, 30, generator)
-        for level in LM_LEVELS:
-            for seed in range(3):
-                path = distil(student, teacher, level, 60, 8, seed)
-                runs.append({"student": name, "level": level, "seed": seed, "path": path})
+        for level, seed in itertools.product(LM_LEVELS, range(3)):
+            path = distil(student, teacher, level, 60, 8, seed)
+            runs.append({"student": name, "level": level, "seed": seed, "path": path})
     return runs
 
 
@@ -199,18 +187,17 @@ SHORT, KEPT, BACK = 0.5, 0.9, 0.95
 
 
 def check(numbers: Numbers) -> list[Check]:
-    """The optimum, the transient, what a warm start does, and the transformers."""
     of = {(x["level"], x["case"]["rows"]): x for x in numbers["levels"]}
     ends = {key: x["end"] for key, x in of.items()}
     few, last = LEVEL_ROWS[:-1], numbers["levels"][0]["updates"][-1]
     short = f"rows, which cannot match: after {last} updates at the sequence level completions are shorter than half of"
     longer = "rows: the token level ends with longer completions than the sequence level"
+    lowest = over_repeats([SHORT - share for share in of["sequence", 16]["lowest"]])
+    transient = exceeds("16 rows: on the way there completions are shorter than half of it", lowest)
     checks = [
         *(_all(f"{rows} {short} the teacher's", ends["sequence", rows], SHORT, above=False) for rows in few),
         _all("16 rows, which can match: there they have the teacher's length", ends["sequence", 16], BACK),
-        _mostly_short(
-            "16 rows: on the way there completions are shorter than half of it", of["sequence", 16]["lowest"]
-        ),
+        replace(transient, measured=f"lowest share {SHORT - lowest['mean']:.2f}, {transient.measured}"),
         *(exceeds(f"{rows} {longer}", _less(ends["token", rows], ends["sequence", rows])) for rows in few),
         _same_as(of["warm", 4], of["sequence", 4]),
         _all("16 rows: after a warm start they are never shorter than 0.9 of it", of["warm", 16]["lowest"], KEPT),
@@ -233,12 +220,6 @@ def _all(claim: str, shares: list[float], limit: float, *, above: bool = True) -
     return Check(claim, words, all(right), decided=all(right) or 2 * sum(right) < len(right))
 
 
-def _mostly_short(claim: str, lowest: list[float]) -> Check:
-    below = over_repeats([SHORT - share for share in lowest])
-    judged = exceeds(claim, below)
-    return replace(judged, measured=f"lowest share {SHORT - below['mean']:.2f}, {judged.measured}")
-
-
 def _less(ones: list[float], others: list[float]) -> Numbers:
     return over_repeats([one - other for one, other in zip(ones, others, strict=True)])
 
@@ -251,7 +232,6 @@ def _same_as(warm: Numbers, cold: Numbers) -> Check:
 
 
 def _farther(of: dict[tuple[str, int], Numbers]) -> Check:
-    """On the teacher's completions."""
     ends = [of[name, 4]["teacher at the end"] for name in ("sequence", "token")]
     claim = "4 rows: on the teacher's completions the sequence level ends farther than the token level"
     judged = exceeds(claim, _less(*ends))
@@ -270,12 +250,11 @@ def _of_sums(runs: list[Numbers]) -> list[Check]:
         checks.append(replace(judged, measured=f"{show(sequence)} tokens against {show(token)}"))
     last, end = runs[0]["path"][-1]["update"], tokens("the same", "sequence")
     back = [x > KEPT * y for x, y in zip(end, tokens("the same", "token"), strict=True)]
-    claim = (
-        f"transformer, student the same: within {last} updates the sequence level is back at nine tenths of the token's"
-    )
+    claim = f"student the same: within {last} updates the sequence level is back at nine tenths of the token's"
     falling = sum(x["path"][-1]["tokens"] < KEPT * x["path"][-2]["tokens"] for x in _runs(runs, "the same", "sequence"))
     words = f"{sum(back)} of {len(back)} seeds; {falling} of the others still fall at the end"
-    checks.append(Check(claim, words, all(back), decided=all(back) or not (any(back) or falling)))
+    decided = all(back) or not (any(back) or falling)
+    checks.append(Check(f"transformer, {claim}", words, all(back), decided=decided))
     return checks
 
 
@@ -288,7 +267,6 @@ NAMES = {"token": "token level", "sequence": "sequence level", "warm": f"token l
 
 
 def draw(numbers: Numbers, figure: Figure) -> None:
-    """Lengths and both KLs over updates by rows; what is varied; the transformers."""
     figure.set_size_inches(12.5, 10.6)
     axes = figure.subplots(3, 3)
     number = len(numbers["levels"][0]["end"])
@@ -315,18 +293,14 @@ def _draw_varied(numbers: Numbers, axis: Axes, name: str, number: int) -> None:
     for rows, colour in ((4, VERMILION), (16, BLUE)):
         cases = [x for x in numbers["varied"] if x["varied"] == name and x["case"]["rows"] == rows]
         at = [x["case"][name] for x in cases]
-        mean, error = columns((over_repeats(x["end"]) for x in cases), "mean", "error")
-        label = f"{rows} rows, at the end"
-        axis.errorbar(at, mean, yerr=error, fmt="o-", ms=4, color=colour, label=label)
+        ends = (over_repeats(x["end"]) for x in cases)
+        error_bars(axis, at, ends, ms=4, color=colour, label=f"{rows} rows, at the end")
         lowest = [sum(x["lowest"]) / len(x["lowest"]) for x in cases]
         axis.plot(at, lowest, "o:", ms=4, mfc="none", color=colour, label=f"{rows} rows, lowest")
     last = cases[0]["updates"][-1]
     axis.set_title(f"sequence level, {last} updates\n({number} problems, ± 1 SE)", fontsize=10)
-    axis.set(
-        xlabel={"distance": "distance of the start", "length": "most tokens", "discount": "discount"}[name],
-        ylabel="length / teacher's",
-        ylim=(0, 1.3),
-    )
+    words = {"distance": "distance of the start", "length": "most tokens", "discount": "discount"}
+    axis.set(xlabel=words[name], ylabel="length / teacher's", ylim=(0, 1.3))
     axis.legend(fontsize=8)
 
 

@@ -22,7 +22,8 @@ from ..study import Axes, Check, Experiment, Figure, Numbers, Settings, exceeds
 ARM = "{completions} {arm}"
 """Size of the batch, and arm."""
 SWEEP = Experiment("discount_sweep.csv", "exp_discount.py", ("sweep",))
-SHOWN = (runs.OWN, f"{runs.OWN}_se", runs.TEACHERS, runs.RIGHT, "entropy_per_token", "distinct")
+SHOWN = ("completions", "arm", "learning_rate", runs.OWN, f"{runs.OWN}_se", runs.TEACHERS, runs.RIGHT)
+SHOWN += ("entropy_per_token", "distinct")
 
 
 def best_rates(rows: Iterable[runs.Row]) -> dict[str, float]:
@@ -34,9 +35,9 @@ def best_rates(rows: Iterable[runs.Row]) -> dict[str, float]:
 def at_all_rates(rows: Iterable[runs.Row]) -> list[Numbers]:
     """Every run of the sweep after its last update, and whether its rate is the best of its arm."""
     last = runs.at_update(rows, runs.LAST)
-    best, shown = best_rates(last), ("completions", "arm", "learning_rate", *SHOWN)
+    best = best_rates(last)
     is_best = lambda row: best.get(ARM.format_map(row)) == row["learning_rate"]
-    return [{name: row[name] for name in shown} | {"best": is_best(row)} for row in last]
+    return [{name: row[name] for name in SHOWN} | {"best": is_best(row)} for row in last]
 
 
 # Bias and variance of the gradients of `discount` at fixed weights, and whether they predict its training runs.
@@ -206,26 +207,19 @@ def _rates(axis: Axes, rates: list[Numbers], start: Numbers) -> None:
     for run in rates:
         kind, discount = run["arm"].split("-")[:2]
         face = COLOURS[discount] if run["best"] else "none"
-        look = {"marker": MARKS[kind, run["completions"]], "color": COLOURS[discount], "mfc": face, "ms": 6, "lw": 0}
-        axis.plot(run[own], run[teachers], **look)
+        axis.plot(run[own], run[teachers], MARKS[kind, run["completions"]], color=COLOURS[discount], mfc=face, ms=6)
     _logarithmic(axis)
     axis.axhline(start[teachers]["mean"], color=GREY, lw=1, ls=":")
     axis.text(1, start[teachers]["mean"], "before training", transform=axis.get_yaxis_transform(), fontsize=8,
               ha="right", va="bottom", color=GREY)  # fmt: skip
     discounts = {run["arm"].split("-")[1] for run in rates}
-    shown: dict[str, Numbers] = {
-        f"discount {d}": {"marker": "o", "color": COLOURS[d]} for d in DISCOUNTS if d in discounts
-    }
-    shown |= {f"{kind}, {size}": {"marker": mark, "color": GREY} for (kind, size), mark in MARKS.items()}
-    for label, look in shown.items():
-        axis.plot([], [], lw=0, ms=5, label=label, **look)
+    shown = {f"discount {d}": ("o", COLOURS[d]) for d in DISCOUNTS if d in discounts}
+    shown |= {f"{kind}, {size}": (mark, GREY) for (kind, size), mark in MARKS.items()}
+    for label, (mark, colour) in shown.items():
+        axis.plot([], [], mark, ms=5, label=label, color=colour)
     axis.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))  # beside the points, which may be anywhere
-    axis.set(
-        title="one seed, three rates (filled: the best);\nboth KLs per token",
-        xlabel="on the student's, nats",
-        ylabel="on the teacher's, nats",
-    )
-    axis.title.set_fontsize(10)
+    axis.set_title("one seed, three rates (filled: the best);\nboth KLs per token", fontsize=10)
+    axis.set(xlabel="on the student's, nats", ylabel="on the teacher's, nats")
 
 
 def _named(axes: Iterable[Axes]) -> Numbers:
@@ -251,17 +245,11 @@ def _lines(axis: Axes, arms: Numbers, measure: str, line: str, suffix: str | Non
         if not all(math.isnan(m) for m in own):
             # The earlier kind in front: the arm without a future is of the first.
             order = 3 - list(KINDS).index(pattern) / len(KINDS)
-            look = {"fmt": f"{mark}{line}", "color": colour, "ms": 5, "lw": 1.4, "zorder": order}
-            label = None if suffix is None else label + suffix
-            if open_marks:
-                look["mfc"] = "white"
-            axis.errorbar(
-                [x + 0.1 * open_marks for x in run],
-                mean,
-                yerr=[each.get("error") or 0 for each in points],
-                label=label,
-                **look,
-            )
+            look: Numbers = {"color": colour, "ms": 5, "lw": 1.4, "zorder": order}
+            look |= {"mfc": "white"} if open_marks else {}
+            look |= {} if suffix is None else {"label": label + suffix}
+            at, error = [x + 0.1 * open_marks for x in run], [each.get("error") or 0 for each in points]
+            axis.errorbar(at, mean, yerr=error, fmt=f"{mark}{line}", **look)
 
 
 SEEDS = Experiment("discount.csv", SWEEP.script, ("seeds",))
@@ -272,41 +260,26 @@ ONE_RATE = 0.0001
 LARGE, SMALL = "256", "64"
 """Completions of a batch. The first is where most sentences are judged."""
 TOKEN, HALF, MOST, WHOLE = "exact-0", *(f"exact-{d}-leave-one-out" for d in ("0.5", "0.9", "1"))
-DISCOUNT_STUDENTS, OF_TEACHER = "on the student's completions", "on the teacher's completions"
+OF_STUDENT, OF_TEACHER = "on the student's completions", "on the teacher's completions"
+DISCOUNTED_IS_NEARER = f"a future discounted by 0.9 ends nearer than none, {OF_STUDENT}"
 NEARER = {
-    f"a future discounted by 0.5 ends nearer than none, {DISCOUNT_STUDENTS}": (runs.OWN, TOKEN, HALF),
-    f"a future discounted by 0.9 ends nearer than none, {DISCOUNT_STUDENTS}": (runs.OWN, TOKEN, MOST),
-    f"the whole future ends nearer than none, {DISCOUNT_STUDENTS}": (runs.OWN, TOKEN, WHOLE),
-    f"a future discounted by 0.9 ends nearer than the whole, {DISCOUNT_STUDENTS}": (runs.OWN, WHOLE, MOST),
+    f"a future discounted by 0.5 ends nearer than none, {OF_STUDENT}": (runs.OWN, TOKEN, HALF),
+    DISCOUNTED_IS_NEARER: (runs.OWN, TOKEN, MOST),
+    f"the whole future ends nearer than none, {OF_STUDENT}": (runs.OWN, TOKEN, WHOLE),
+    f"a future discounted by 0.9 ends nearer than the whole, {OF_STUDENT}": (runs.OWN, WHOLE, MOST),
     f"no future ends nearer than one discounted by 0.5, {OF_TEACHER}": (runs.TEACHERS, HALF, TOKEN),
     f"no future ends nearer than one discounted by 0.9, {OF_TEACHER}": (runs.TEACHERS, MOST, TOKEN),
-    f"with discount 0.9, leave-one-out ends nearer than no baseline, {DISCOUNT_STUDENTS}": (
-        runs.OWN,
-        "exact-0.9",
-        MOST,
-    ),
-    f"with the whole future, leave-one-out ends nearer than no baseline, {DISCOUNT_STUDENTS}": (
-        runs.OWN,
-        "exact-1",
-        WHOLE,
-    ),
-    f"without a future, the exact KL ends nearer than k1, {DISCOUNT_STUDENTS}": (runs.OWN, "k1-0-leave-one-out", TOKEN),
-    f"with the whole future, the exact KL ends nearer than k1, {DISCOUNT_STUDENTS}": (
-        runs.OWN,
-        "k1-1-leave-one-out",
-        WHOLE,
-    ),
+    f"with discount 0.9, leave-one-out ends nearer than no baseline, {OF_STUDENT}": (runs.OWN, "exact-0.9", MOST),
+    f"with the whole future, leave-one-out ends nearer than no baseline, {OF_STUDENT}": (runs.OWN, "exact-1", WHOLE),
+    f"without a future, the exact KL ends nearer than k1, {OF_STUDENT}": (runs.OWN, "k1-0-leave-one-out", TOKEN),
+    f"with the whole future, the exact KL ends nearer than k1, {OF_STUDENT}": (runs.OWN, "k1-1-leave-one-out", WHOLE),
 }
 """A measure, the arm that should end farther from the teacher, and the one that should end nearer."""
-AT_BOTH_SIZES = (
-    f"a future discounted by 0.9 ends nearer than none, {DISCOUNT_STUDENTS}",
-    f"no future ends nearer than one discounted by 0.9, {OF_TEACHER}",
-)
-GAINS_LESS = f"a batch of 64 gains less than one of 256 by a future discounted by 0.9, {DISCOUNT_STUDENTS}"
+AT_BOTH_SIZES = (DISCOUNTED_IS_NEARER, f"no future ends nearer than one discounted by 0.9, {OF_TEACHER}")
+GAINS_LESS = f"a batch of 64 gains less than one of 256 by a future discounted by 0.9, {OF_STUDENT}"
 
 
 def run(settings: Settings) -> Numbers:
-    """Every arm at its best rate and at one rate for all, comparisons, moments of gradients, and the sweep of rates."""
     swept, rows = (runs.finite_rows(experiment, settings) for experiment in (SWEEP, SEEDS))
     measured = runs.rows_of(GRADIENTS, settings)
     best, last = best_rates(swept), runs.at_update(rows, runs.LAST)
@@ -315,6 +288,7 @@ def run(settings: Settings) -> Numbers:
     by_name = runs.by_setting(judged, ARM)
     of = lambda size, arm: by_name.get(f"{size} {arm}", [])
     ahead = lambda size, column, farther, nearer: runs.gaps(of(size, farther), of(size, nearer), column)
+    at_large, at_small = (ahead(size, *NEARER[DISCOUNTED_IS_NEARER]) for size in (LARGE, SMALL))
     return {
         "made": runs.provenance([*rows, *measured, *swept]),
         "start": {column: runs.at_start(rows, column) for column in runs.COLUMNS},
@@ -324,9 +298,7 @@ def run(settings: Settings) -> Numbers:
             claim: {size: runs.over_seeds(ahead(size, *by), "gap") for size in (LARGE, SMALL)}
             for claim, by in NEARER.items()
         },
-        "gains less": runs.difference(
-            ahead(LARGE, *NEARER[AT_BOTH_SIZES[0]]), ahead(SMALL, *NEARER[AT_BOTH_SIZES[0]]), "gap"
-        ),
+        "gains less": runs.difference(at_large, at_small, "gap"),
         # On the student's completions, of any two arms with batches of one size.
         "apart": {
             f"{one} {other.split()[1]}": runs.difference(by_name[one], by_name[other], runs.OWN)
@@ -339,11 +311,8 @@ def run(settings: Settings) -> Numbers:
 
 
 def check(numbers: Numbers) -> list[Check]:
-    """Sentences about the training runs, about the gradients, and about what the gradients predict of the runs."""
     compared = numbers["comparisons"]
-    checks = [runs.exceeds_over_seeds(claim, at[LARGE]) for claim, at in compared.items()]
-    checks += [
-        runs.exceeds_over_seeds(f"with batches of 64, {claim}", compared[claim][SMALL]) for claim in AT_BOTH_SIZES
-    ]
-    checks.append(runs.exceeds_over_seeds(GAINS_LESS, numbers["gains less"]))
+    gaps = {claim: at[LARGE] for claim, at in compared.items()}
+    gaps |= {f"with batches of 64, {claim}": compared[claim][SMALL] for claim in AT_BOTH_SIZES}
+    checks = [runs.exceeds_over_seeds(*each) for each in (gaps | {GAINS_LESS: numbers["gains less"]}).items()]
     return [*checks, *gradient_checks(numbers["gradients"]), *prediction_checks(numbers["gradients"], numbers["apart"])]

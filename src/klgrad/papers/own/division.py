@@ -19,7 +19,7 @@ from torch import Tensor
 from ...drawing import BLACK, BLUE, GREEN, GREY, ORANGE, VERMILION
 from .. import runs
 from ..study import Check, Figure, Numbers, Settings, exceeds, over_repeats
-from .small_model import Transformer, held_out, pretrained, prompts, sample
+from .small_model import Transformer, held_out, pretrained, prompts, sample, step
 
 EPSILON = 1e-4
 """What TRL adds to a deviation before it divides by it."""
@@ -29,7 +29,6 @@ EPSILON = 1e-4
 
 
 def centred(x: Tensor) -> Tensor:
-    """Less the mean of the group."""
     return x - x.mean(-1, keepdim=True)
 
 
@@ -41,6 +40,10 @@ def divided(x: Tensor, by: Tensor | None = None) -> Tensor:
 def without_spread(r: Tensor) -> Tensor:
     """(..., 1) where the rewards of a group are all equal."""
     return r.std(-1, keepdim=True) == 0
+
+
+def undivided_without_spread(r: Tensor, x: Tensor, by: Tensor | None = None) -> Tensor:
+    return torch.where(without_spread(r), centred(x), divided(x, by))
 
 
 def random_groups(r: Tensor, generator: torch.Generator) -> Tensor:
@@ -55,12 +58,8 @@ Advantage = Callable[[Tensor, Tensor, float, torch.Generator], Tensor]
 ADVANTAGES: dict[str, Advantage] = {
     "undivided": lambda r, x, beta, _: centred(r - beta * x),
     "divided": lambda r, x, beta, _: divided(r - beta * x),
-    "no spread: undivided": lambda r, x, beta, _: torch.where(
-        without_spread(r), centred(r - beta * x), divided(r - beta * x)
-    ),
-    "by the reward's deviation": lambda r, x, beta, _: torch.where(
-        without_spread(r), centred(r - beta * x), divided(r - beta * x, by=r)
-    ),
+    "no spread: undivided": lambda r, x, beta, _: undivided_without_spread(r, r - beta * x),
+    "by the reward's deviation": lambda r, x, beta, _: undivided_without_spread(r, r - beta * x, by=r),
     "no spread: dropped": lambda r, x, beta, _: torch.where(without_spread(r), 0, divided(r - beta * x)),
     "random: dropped": lambda r, x, beta, g: torch.where(random_groups(r, g), 0, divided(r - beta * x)),
     "in the advantage": lambda r, x, beta, _: divided(r) - beta * centred(x),
@@ -92,16 +91,8 @@ class Task:
 PROMPTS, ANSWERS, CHOICES = 64, 32, 8
 SHORT, LONG = 60, 300
 EVERY = 20
-REMEDY = "no spread: undivided"
-MAIN = {
-    "undivided": (0.0, 0.1),
-    "divided": (0.1, 0.01, 0.001),
-    REMEDY: (0.1, 0.01, 0.001),
-    "by the reward's deviation": (0.1,),
-    "no spread: dropped": (0.1,),
-    "random: dropped": (0.1,),
-    "in the advantage": (0.1,),
-}
+REMEDY, SMALLER = "no spread: undivided", (0.1, 0.01, 0.001)
+MAIN = dict.fromkeys(ADVANTAGES, (0.1,)) | {"undivided": (0.0, 0.1)} | dict.fromkeys(("divided", REMEDY), SMALLER)
 """The β of each arm."""
 VARIED = {
     "features": [Task(features=features) for features in (32, PROMPTS)],
@@ -143,9 +134,7 @@ def train(arm: str, beta: float, task: Task, seeds: int, updates: int, seed: int
         with torch.no_grad():
             ratio = of_completion - ref.gather(-1, answers) - of_rest(ref_rest)
             advantage = ADVANTAGES[arm](right.gather(-1, answers), ratio, beta, other)
-        adam.zero_grad()
-        (-(advantage * of_completion).mean((-1, -2)).sum()).backward()
-        adam.step()
+        step(adam, -(advantage * of_completion).mean((-1, -2)).sum())
     return dict(zip(("right", "kl"), torch.stack(seen, 1), strict=True))
 
 
@@ -166,40 +155,30 @@ def sums(arm: str, beta: float, start: Transformer, updates: int, asked: int, se
     """Right answers, KL per completion and the share of groups without spread, every `EVERY` updates."""
     policy, generator = deepcopy(start), torch.Generator().manual_seed(seed)
     adam, seen, spread = torch.optim.Adam(policy.parameters(), 2e-4), [], []
-    advantage_of = ADVANTAGES[arm]
     for update in range(updates + 1):
         if update % EVERY == 0:
-            seen.append(_judged(policy, start))
+            judged = held_out(policy)
+            with torch.no_grad():
+                logp = judged.logp(policy)
+                kl = (logp.exp() * (logp - judged.logp(start))).sum(-1) * judged.mask
+            seen.append((float(judged.right.mean()), float(kl.sum(-1).mean())))
         batch = sample(policy, prompts(asked, generator).repeat_interleave(8, 0), generator)
         logp = batch.of_tokens(batch.logp(policy))
         with torch.no_grad():
             ratio = (logp - batch.of_tokens(batch.logp(start))).sum(-1).view(asked, 8)
             reward = batch.right.view(asked, 8)
-            advantage = advantage_of(reward, ratio, beta, generator).view(-1, 1)
+            advantage = ADVANTAGES[arm](reward, ratio, beta, generator).view(-1, 1)
             spread.append(float(without_spread(reward).double().mean()))
-        adam.zero_grad()
-        (-(advantage * logp).sum() / len(logp)).backward()
-        adam.step()
-    return {
-        "right": [x["right"] for x in seen],
-        "kl": [x["kl"] for x in seen],
-        "without spread": sum(spread) / len(spread),
-    }
-
-
-@torch.no_grad()
-def _judged(policy: Transformer, start: Transformer) -> Numbers:
-    judged = held_out(policy)
-    logp = judged.logp(policy)
-    kl = (logp.exp() * (logp - judged.logp(start))).sum(-1) * judged.mask
-    return {"right": float(judged.right.mean()), "kl": float(kl.sum(-1).mean())}
+        step(adam, -(advantage * logp).sum() / len(logp))
+    right, kl = zip(*seen, strict=True)
+    return {"right": right, "kl": kl, "without spread": sum(spread) / len(spread)}
 
 
 def run(settings: Settings) -> Numbers:
-    """Right answers and KL of every arm, what changes with the task, and the transformer."""
     seeds, long, short = settings.size(8, 2), settings.size(2 * LONG, SHORT), settings.size(LONG, SHORT)
     of = lambda arm, beta, task, updates: train(arm, beta, task, seeds, updates, settings.seed)
     main = {f"{arm}, β = {beta:g}": of(arm, beta, Task(), long) for arm, betas in MAIN.items() for beta in betas}
+    named = lambda arm: main[arm if arm in main else f"{arm}, β = 0.1"]
     varied = [
         {"varied": name, "task": asdict(task), **_gap(of, task, long if name == "unsolvable" else short)}
         for name, tasks in VARIED.items()
@@ -210,7 +189,7 @@ def run(settings: Settings) -> Numbers:
         "updates": list(range(0, long + 1, EVERY)),
         "main": {name: {key: over_repeats(x) for key, x in measures.items()} for name, measures in main.items()},
         "differences": {
-            claim: [_difference(main[more], main[less], at) for at in (SHORT, long)]
+            claim: [_difference(named(more), named(less), at) for at in (SHORT, long)]
             for claim, (more, less) in COMPARED.items()
         },
         "varied": varied,
@@ -224,7 +203,6 @@ def _difference(more: dict[str, Tensor], less: dict[str, Tensor], at: int) -> Nu
 
 
 def _gap(of: Callable[..., dict[str, Tensor]], task: Task, updates: int) -> Numbers:
-    """Right answers with the division and with the remedy."""
     sides = {arm: of(arm, 0.1, task, updates) for arm in ("divided", REMEDY)}
     ends = [SHORT, updates] if updates > SHORT else [SHORT]
     return {
@@ -242,32 +220,21 @@ def _sums(settings: Settings) -> Numbers:
     return {"updates": list(range(0, updates + 1, EVERY)), "arms": arms}
 
 
-NAMED = {arm: f"{arm}, β = 0.1" for arm in ADVANTAGES}
+REWARD, DROPPED, RANDOM = "by the reward's deviation", "no spread: dropped", "random: dropped"
+ADVANTAGE, SMALL = "in the advantage", "divided, β = 0.001"
 COMPARED = {
-    "undivided, more answers are right than divided": (NAMED["undivided"], NAMED["divided"]),
-    "with groups without spread undivided, more answers are right than divided": (NAMED[REMEDY], NAMED["divided"]),
-    "with the same groups dropped, more are right than with as many random ones dropped": (
-        NAMED["no spread: dropped"],
-        NAMED["random: dropped"],
-    ),
-    "divided with a hundredfold smaller β, fewer are right than with groups without spread undivided": (
-        NAMED[REMEDY],
-        "divided, β = 0.001",
-    ),
-    "in the advantage, more are right than divided": (NAMED["in the advantage"], NAMED["divided"]),
-    "divided by the reward's deviation only, more are right than divided": (
-        NAMED["by the reward's deviation"],
-        NAMED["divided"],
-    ),
-    "in the advantage, more are right than divided by the reward's deviation only": (
-        NAMED["in the advantage"],
-        NAMED["by the reward's deviation"],
-    ),
+    "undivided, more answers are right than divided": ("undivided", "divided"),
+    "with groups without spread undivided, more answers are right than divided": (REMEDY, "divided"),
+    "with the same groups dropped, more are right than with as many random ones dropped": (DROPPED, RANDOM),
+    "divided with a hundredfold smaller β, fewer are right than with groups without spread undivided": (REMEDY, SMALL),
+    "in the advantage, more are right than divided": (ADVANTAGE, "divided"),
+    "divided by the reward's deviation only, more are right than divided": (REWARD, "divided"),
+    "in the advantage, more are right than divided by the reward's deviation only": (ADVANTAGE, REWARD),
 }
+"""The arm with more right answers, and the other; with β = 0.1 where it is not said."""
 
 
 def check(numbers: Numbers) -> list[Check]:
-    """After 60 updates and at the end; then what it depends on, and the transformer."""
     checks = []
     for claim, (early, late) in numbers["differences"].items():
         judged = exceeds(f"after {early['updates']} updates: {claim}", early)
@@ -277,12 +244,10 @@ def check(numbers: Numbers) -> list[Check]:
     of = {(x["varied"], x["task"][x["varied"]]): x for x in numbers["varied"]}
     for (name, value), x in of.items():
         gap = x["difference"][-1]
-        shares = {arm: right[-1]["mean"] for arm, right in x["right"].items()}
+        with_it, without = (x["right"][arm][-1]["mean"] for arm in (REMEDY, "divided"))
         claim = f"after {gap['updates']} updates the remedy is ahead by more than {AHEAD:g} with {name} {value:g}"
         judged = exceeds(claim, {**gap, "mean": gap["mean"] - AHEAD})
-        checks.append(
-            replace(judged, measured=f"{shares[REMEDY]:.3f} against {shares['divided']:.3f}, {judged.measured}")
-        )
+        checks.append(replace(judged, measured=f"{with_it:.3f} against {without:.3f}, {judged.measured}"))
     return [*checks, *_of_sums(numbers["sums"]["arms"])] if numbers["sums"] else checks
 
 
@@ -315,7 +280,6 @@ LOOKS = {
 
 
 def draw(numbers: Numbers, figure: Figure) -> None:
-    """Right answers over updates, the remedy's lead by task, and the transformer."""
     figure.set_size_inches(13, 4.6)
     learnt, lead, model = figure.subplots(1, 3)
     for name, (colour, line) in LOOKS.items():
@@ -323,9 +287,8 @@ def draw(numbers: Numbers, figure: Figure) -> None:
         runs.curve(learnt, path, colour, line, label=name)
     learnt.set_title(f"64 prompts, 16 features\n({numbers['seeds']} seeds, ± 1 SE)", fontsize=10)
     learnt.set(xlabel="updates", ylabel="right answers")
-    figure.legend(
-        *learnt.get_legend_handles_labels(), fontsize=8.5, ncols=6, loc="outside lower center", title="left panel"
-    )
+    arms = learnt.get_legend_handles_labels()
+    figure.legend(*arms, fontsize=8.5, ncols=6, loc="outside lower center", title="left panel")
     labels = []
     for i, x in enumerate(numbers["varied"]):
         labels.append(f"{x['varied']} {x['task'][x['varied']]:g}")

@@ -99,7 +99,6 @@ def prompts(number: int, generator: torch.Generator) -> Tensor:
 
 
 def texts(number: int, generator: torch.Generator) -> Completions:
-    """Random sums with their working and answer."""
     lines = []
     for a, b in _pairs(number, generator):
         text = f"{a:02d}+{b:02d}={a % 10 + b % 10},{a // 10 * 10 + b // 10 * 10},{a + b}."
@@ -150,12 +149,15 @@ def pretrained(updates: int, seed: int) -> Transformer:
 
 
 def pretrain(model: Transformer, updates: int, generator: torch.Generator) -> None:
-    """Learn the sums from texts, with Adam."""
     adam = torch.optim.Adam(model.parameters(), 1e-3)
     for _ in range(updates):
         shown = texts(64, generator)
         logp = shown.logp(model)
-        loss = cross_entropy(logp[shown.mask], shown.ids[:, PROMPT:][shown.mask])
-        adam.zero_grad()
-        loss.backward()
-        adam.step()
+        step(adam, cross_entropy(logp[shown.mask], shown.ids[:, PROMPT:][shown.mask]))
+
+
+def step(optimiser: torch.optim.Optimizer, loss: Tensor) -> None:
+    """One update of a loss."""
+    optimiser.zero_grad()
+    loss.backward()
+    optimiser.step()

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from statistics import median_low
 
 import torch
 from torch import Tensor
@@ -36,26 +37,24 @@ class Bias:
     """
 
     def run(self, settings: Settings) -> Numbers:
-        """The expansion of the coefficient, and gaps of expected gradients at halving distances."""
         distances = [2.0**-i for i in range(HALVINGS + 1)]
-        bandits = [
-            bandit(BIAS_ARMS, seed=1000 * settings.seed + i, away_from_ref=1.0) for i in range(settings.size(24, 6))
-        ]
+        bandits = _bandits(BIAS_ARMS, settings.size(24, 6), settings.seed)
+        gradient = lambda problem: expected_gradient(problem, PLACEMENTS["k3-loss"])
+        gap = lambda problem: relative_gap(gradient(problem), target_gradients(problem)["reverse-kl-sequence"])
         wide = torch.linspace(-0.9, 2.0, 117, dtype=torch.float64)
         return {
             "fit": _fit(),
             "delta_minus_1": wide.tolist(),
             "short": _short_by(wide).tolist(),
             "distance": distances,
-            "gap": [[_gap(_ref_at(problem, distance)) for distance in distances] for problem in bandits],
+            "gap": [[gap(_ref_at(problem, distance)) for distance in distances] for problem in bandits],
         }
 
     def check(self, numbers: Numbers) -> list[Check]:
-        """The expansion, and the power of the distance."""
         second, third, fourth = EXPANSION
-        orders = [_order(gaps) for gaps in numbers["gap"]]
+        orders = [math.log2(gaps[-2] / gaps[-1]) for gaps in numbers["gap"]]  # the distances are one halving apart
         worst = max(orders, key=lambda order: abs(order - 1))
-        near, far = _median(numbers["gap"], -1), _median(numbers["gap"], 0)
+        near, far = (median_low(gaps[i] for gaps in numbers["gap"]) for i in (-1, 0))
         return [
             within("coefficient of (δ-1)² is 1/2", numbers["fit"][0], second, FITTED),
             within("coefficient of (δ-1)³ is -1/3", numbers["fit"][1], third, FITTED),
@@ -66,21 +65,19 @@ class Bias:
         ]
 
     def draw(self, numbers: Numbers, figure: Figure) -> None:
-        """Left the coefficient's shortfall against δ - 1, right the gradients' gap against distance."""
         left, right = figure.subplots(1, 2)
         x = torch.tensor(numbers["delta_minus_1"], dtype=torch.float64)
         left.plot(x, numbers["short"], **{**style("k3-loss"), "label": "measured", "linewidth": 2.5})
         left.plot(x, x**2 / 2, color=GREY, linestyle=":", label="(δ−1)²/2")
         left.plot(x, x**2 / 2 - x**3 / 3, color=BLACK, linestyle="--", label="(δ−1)²/2 − (δ−1)³/3")
-        left.set(
-            ylim=(-0.7, 2.0), xlabel="δ − 1, with δ = ref/π", ylabel="shortfall of k3's coefficient, −log δ − (1 − δ)"
-        )
+        left.set(ylim=(-0.7, 2.0), xlabel="δ − 1, with δ = ref/π")
+        left.set_ylabel("shortfall of k3's coefficient, −log δ − (1 − δ)")
         left.set_title("exact", fontsize=10)
         left.legend(loc="lower left", fontsize=9)
         distance = numbers["distance"]
         for gaps in numbers["gap"]:
             right.loglog(distance, gaps, **{**style("k3-loss"), "label": None, "linewidth": 0.8, "alpha": 0.6})
-        middle = _median(numbers["gap"], -1) / distance[-1]
+        middle = median_low(gaps[-1] for gaps in numbers["gap"]) / distance[-1]
         right.loglog(distance, [middle * d for d in distance], color=BLACK, linestyle="--", label="∝ distance")
         right.set(xlabel="std of the logits' difference, π to ref", ylabel="relative gap, ∇ k3 as loss to ∇KL(π‖ref)")
         right.set_title(f"each of {len(numbers['gap'])} bandits", fontsize=10)
@@ -102,23 +99,13 @@ def _fit() -> list[float]:
     return [c / FIT_RANGE**i for i, c in enumerate(solution.tolist())]
 
 
+def _bandits(arms: int, number: int, seed: int) -> list[Problem]:
+    return [bandit(arms, seed=1000 * seed + i, away_from_ref=1.0) for i in range(number)]
+
+
 def _ref_at(problem: Problem, distance: float) -> Problem:
     """The same policy, with ref moved along a straight line of logits to this share of its distance."""
     return replace(problem, ref_logits=torch.lerp(problem.logits, problem.ref_logits, distance)).on_policy()
-
-
-def _gap(problem: Problem) -> float:
-    target = target_gradients(problem)["reverse-kl-sequence"]
-    return relative_gap(expected_gradient(problem, PLACEMENTS["k3-loss"]), target)
-
-
-def _order(gaps: list[float]) -> float:
-    """Power of the distance between the two smallest, one halving apart."""
-    return torch.tensor(gaps[-2] / gaps[-1], dtype=torch.float64).log2().item()
-
-
-def _median(gaps: list[list[float]], i: int) -> float:
-    return torch.tensor(gaps, dtype=torch.float64)[:, i].median().item()
 
 
 VARIANCE_ARMS = 20
@@ -139,30 +126,22 @@ class Variance:
     """
 
     def run(self, settings: Settings) -> Numbers:
-        """Variances of the two coefficients and the χ² divergence, per bandit and distance, for both ways apart."""
-        count = settings.size(64, 16)
-        bandits = [bandit(VARIANCE_ARMS, seed=1000 * settings.seed + i, away_from_ref=1.0) for i in range(count)]
-        return {
-            "distance": list(DISTANCES),
-            "policy_leaves": _measure_all([[_policy_at(b, distance) for distance in DISTANCES] for b in bandits]),
-            "ref_leaves": _measure_all([[_ref_at(b, distance) for distance in DISTANCES] for b in bandits]),
-        }
+        bandits = _bandits(VARIANCE_ARMS, settings.size(64, 16), settings.seed)
+        at = lambda of: _measure_all([[of(problem, distance) for distance in DISTANCES] for problem in bandits])
+        return {"distance": list(DISTANCES), "policy_leaves": at(_policy_at), "ref_leaves": at(_ref_at)}
 
     def check(self, numbers: Numbers) -> list[Check]:
-        """The identity, and the two ends of the comparison."""
         apart = [numbers["policy_leaves"], numbers["ref_leaves"]]
         error = max(((_table(a, "k3") / _table(a, "chi_square")) - 1).abs().max().item() for a in apart)
         policy, ref = (_table(a, "k3") / _table(a, "k1") for a in apart)
         far, widening = policy[:, -1], policy[:, -1].log() - policy[:, -3].log()
-        other = ref[:, -1].median().item()
+        middle, other = (x[:, -1].median().item() for x in (policy, ref))
         return [
             below("Var of k3's coefficient is χ²(ref‖π) (largest relative error)", error, EXACT),
             within("near ref it equals that of k1 in reward (median ratio)", policy[:, 0].median().item(), 1, 0.02),
             exceeds("π far from ref: it is larger (log ratio at distance 4)", over_repeats(far.log())),
             exceeds("the more so the farther (log ratio, distance 4 against 1)", over_repeats(widening)),
-            Check(
-                "by orders of magnitude (median ratio at distance 4)", f"{far.median():.3g}", far.median().item() > 100
-            ),
+            Check("by orders of magnitude (median ratio at distance 4)", f"{middle:.3g}", middle > 100),
             below("one-sided: not where ref concentrates instead (median ratio at distance 4)", other, 10),
             below("no exponent meets the estimators' cap", max(a["largest_exponent"] for a in apart), MAX_EXPONENT),
         ]
@@ -180,20 +159,13 @@ class Variance:
                 width = 4.5 if variance == "k1" else 2.0
                 axes.plot(numbers["distance"], table.median(0).values, linewidth=width, **look)
             chi_square = _table(numbers[apart], "chi_square")
-            axes.plot(
-                numbers["distance"],
-                chi_square.median(0).values,
-                "o",
-                color=BLACK,
-                markerfacecolor="none",
-                label="χ²(ref‖π)",
-            )
+            middle = chi_square.median(0).values
+            axes.plot(numbers["distance"], middle, "o", color=BLACK, markerfacecolor="none", label="χ²(ref‖π)")
             axes.set_xscale("log", base=2)
             axes.set(yscale="log", xlabel="std of the logits' difference")
             axes.set_title(f"{title}\nmedians of {len(chi_square)} bandits; bands: middle 90%", fontsize=9.5)
         panels[0].set_ylabel("variance of the coefficient on ∇log π")
-        handles, labels = panels[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside upper center", ncols=3, fontsize=9)
+        figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=3, fontsize=9)
 
 
 def _policy_at(problem: Problem, distance: float) -> Problem:
@@ -203,13 +175,9 @@ def _policy_at(problem: Problem, distance: float) -> Problem:
 
 def _measure_all(problems: list[list[Problem]]) -> Numbers:
     measured = torch.tensor([[_measure(problem) for problem in row] for row in problems], dtype=torch.float64)
-    k3_variance, k1_variance, chi_square, exponent = measured.unbind(-1)
-    return {
-        "k3": k3_variance.tolist(),
-        "k1": k1_variance.tolist(),
-        "chi_square": chi_square.tolist(),
-        "largest_exponent": exponent.max().item(),
-    }
+    *tables, exponent = measured.unbind(-1)
+    named = zip(("k3", "k1", "chi_square"), tables, strict=True)
+    return {**{name: table.tolist() for name, table in named}, "largest_exponent": exponent.max().item()}
 
 
 def _measure(problem: Problem) -> list[float]:
@@ -262,13 +230,10 @@ class Gaussian:
     """
 
     def run(self, settings: Settings) -> Numbers:
-        """Exact variances, growth of the integrand of the second moment, and sample standard deviations."""
         exponents: list[float] = []
+        (k1_variance,) = _by_quadrature(k1, (STD,), exponents)
         return {
-            "k1_std": {
-                "quadrature": _by_quadrature(k1, (STD,), exponents)[0] ** 0.5,
-                "closed": _k1_variance(STD) ** 0.5,
-            },
+            "k1_std": {"quadrature": k1_variance**0.5, "closed": _k1_variance(STD) ** 0.5},
             "finite": {
                 "std": list(FINITE),
                 "quadrature": _by_quadrature(k3, FINITE, exponents),
@@ -281,7 +246,6 @@ class Gaussian:
         }
 
     def check(self, numbers: Numbers) -> list[Check]:
-        """Exact values, the condition for a finite variance, the growth, and whether the printed values are typical."""
         k1_std, finite, samples = numbers["k1_std"], numbers["finite"], numbers["samples"]
         k1_samples, k3_samples = (torch.tensor(samples[k], dtype=torch.float64) for k in ("k1", "k3"))
         variance = over_repeats(k1_samples[-1].square())
@@ -300,7 +264,6 @@ class Gaussian:
         ]
 
     def draw(self, numbers: Numbers, figure: Figure) -> None:
-        """Left sample standard deviations against sample size, right exact ones against σ_q."""
         left, right = figure.subplots(1, 2)
         samples = numbers["samples"]
         for name in ("k1", "k3"):
@@ -312,13 +275,8 @@ class Gaussian:
             end, side = (0, "left") if name == "k3" else (-1, "right")
             at = (samples["size"][end], PRINTED[name])
             left.annotate(f"printed: {PRINTED[name]}", at, (0, 3), textcoords="offset points", ha=side)
-        left.set(
-            xscale="log",
-            yscale="log",
-            ylim=(0.2, 3000),
-            xlabel="samples from q = N(0.1, 0.2²)",
-            ylabel="sample standard deviation (nats)",
-        )
+        left.set(xscale="log", yscale="log", ylim=(0.2, 3000))
+        left.set(xlabel="samples from q = N(0.1, 0.2²)", ylabel="sample standard deviation (nats)")
         left.set_title(f"{len(samples['k1'][0])} repeats", fontsize=10)
         right.set_title("exact", fontsize=10)
         left.legend(loc="upper left", fontsize=9, title="median, middle 95 %", alignment="left", title_fontsize=9)
@@ -357,15 +315,12 @@ def _k1_variance(std: float) -> float:
 
 def _k3_variance(std: float) -> float:
     """Closed form; finite for 2 std² > 1 only."""
-    q, p = _normal(MEAN, std), _normal(0.0, 1.0)
+    double = lambda x: torch.tensor(x, dtype=torch.float64)
+    q, p = Normal(double(MEAN), double(std)), Normal(double(0.0), double(1.0))
     excess = 2 * std**2 - 1
     chi_square = std**2 / math.sqrt(excess) * math.exp(MEAN**2 / excess) - 1
     # k3 = l + (δ - 1) with E_q[δ l] = E_p[l] = -KL(p‖q): the covariance is minus the sum of both divergences.
     return (chi_square + _k1_variance(std) - 2 * (kl_divergence(p, q) + kl_divergence(q, p))).item()
-
-
-def _normal(mean: float, std: float) -> Normal:
-    return Normal(torch.tensor(mean, dtype=torch.float64), torch.tensor(std, dtype=torch.float64))
 
 
 def _growth_rate(stds: tuple[float, ...], exponents: list[float]) -> list[float]:

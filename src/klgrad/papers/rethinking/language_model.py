@@ -10,7 +10,7 @@ trend. Design, table and limits: docs/experiments.md.
 
 from ...drawing import STYLES
 from .. import runs
-from ..study import Axes, Check, Experiment, Figure, Numbers, Settings
+from ..study import Check, Experiment, Figure, Numbers, Settings
 
 LABELS = {
     "none": ("no KL", "black", "-"),
@@ -29,26 +29,22 @@ PANELS = {
 
 
 def draw(numbers: Numbers, figure: Figure) -> None:
-    """A row for each learning rate, a panel for each column."""
+    """A row for each learning rate, a panel for each column; bands are of one standard error."""
     rates = sorted({name.split()[1] for paths in numbers["paths"].values() for name in paths}, key=float)
     figure.set_size_inches(3.2 * len(PANELS), 3.1 * len(rates) + 0.5)
     axes = figure.subplots(len(rates), len(PANELS), squeeze=False, sharex=True, sharey="col")
     for row, rate in zip(axes, rates, strict=True):
         row[0].set_ylabel(f"learning rate {rate}")
         for axis, column in zip(row, PANELS, strict=True):
-            _updates(axis, numbers["paths"][column], rate)
+            for arm, (label, colour, line) in LABELS.items():
+                path = numbers["paths"][column].get(f"{arm} {rate}")
+                runs.curve(axis, path, colour, line, alpha=0.15, label=label)
     for axis, title in zip(axes[0], PANELS.values(), strict=True):
         axis.set_title(f"{title}\n3 seeds, ± 1 SE", fontsize=10)
     for axis in axes[-1]:
         axis.set(xlabel="updates", xticks=[0, 20, 40, 60])
-    handles, labels = axes[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(LABELS), fontsize=9)
-
-
-def _updates(axis: Axes, paths: Numbers, rate: str) -> None:
-    """Means over seeds, with bands of one standard error."""
-    for arm, (label, colour, line) in LABELS.items():
-        runs.curve(axis, paths.get(f"{arm} {rate}"), colour, line, alpha=0.15, label=label)
+    labels = axes[0][0].get_legend_handles_labels()
+    figure.legend(*labels, loc="outside lower center", ncols=len(LABELS), fontsize=9)
 
 
 EXPERIMENT = Experiment("rethinking.csv", "exp_rethinking.py")
@@ -81,8 +77,9 @@ HIGHER = {
 
 
 def run(settings: Settings) -> Numbers:
-    """Every arm and rate at the last update, and what the figure shows over updates."""
-    rows = [_with_error(row) for row in runs.rows_of(EXPERIMENT, settings)]
+    # The training reward is a mean over the updates since the last evaluation.
+    error = lambda row: {"train_reward_se": (row["train_reward_noise"] or 0.0) / EVERY**0.5}
+    rows = [row | error(row) for row in runs.rows_of(EXPERIMENT, settings)]
     last = [{**row, **_noise(rows, row)} for row in runs.at_update(rows, LAST)]
     at_rate = lambda rate: runs.grouped((row for row in last if f"{row['learning_rate']:g}" == rate), runs.ARM)
     measured = lambda column: [row for row in rows if row[column] is not None]  # nothing is trained before the first
@@ -93,11 +90,6 @@ def run(settings: Settings) -> Numbers:
         "stopped": {name: each["stopped"] for name, each in runs.failures(rows, LAST, SETTING).items()},
         "paths": {column: runs.paths(measured(column), column, SETTING) for column in PANELS},
     }
-
-
-def _with_error(row: runs.Row) -> runs.Row:
-    """The row with the standard error of its training reward, a mean over the updates since the last evaluation."""
-    return {**row, "train_reward_se": (row["train_reward_noise"] or 0.0) / EVERY**0.5}
 
 
 def _noise(rows: list[runs.Row], last: runs.Row) -> runs.Row:
@@ -120,11 +112,12 @@ def _at_rate(gaps: dict[str, runs.SeedMean], rate: str) -> list[Check]:
     # How far from no KL still counts as no KL; None if k2 as a loss has no effect to compare with.
     effect = gaps["k2 as loss ends nearer to ref than no KL"]
     margins = (SAME_REWARD, SAME_KL * effect["mean"] if runs.counts(effect) else None)
-    checks = [_same(f"{claim}, rate {rate}", gaps[claim], at) for claim, at in zip(SAME, margins, strict=True)]
+    checks = []
+    for words, margin in zip(SAME, margins, strict=True):
+        claim, gap = f"{words}, rate {rate}", gaps[words]
+        if gap["seeds"] and margin is None:
+            none = "no margin: k2 as loss is not nearer to ref either"
+            checks.append(Check(claim, none, holds=False, decided=False))
+        else:
+            checks.append(runs.equal_over_seeds(claim, gap, margin or 0.0))
     return [*checks, *(runs.exceeds_over_seeds(f"{claim}, rate {rate}", gaps[claim]) for claim in HIGHER)]
-
-
-def _same(claim: str, gap: runs.SeedMean, margin: float | None) -> Check:
-    if gap["seeds"] and margin is None:
-        return Check(claim, "no margin: k2 as loss is not nearer to ref either", holds=False, decided=False)
-    return runs.equal_over_seeds(claim, gap, margin or 0.0)

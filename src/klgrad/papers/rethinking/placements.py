@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import cycle
 
 import torch
 from torch import Tensor
@@ -67,11 +68,14 @@ class Coefficients:
     """
 
     def run(self, settings: Settings) -> Numbers:
-        """Coefficients along log π, and at the points that the claims name."""
         logp = torch.linspace(LOWEST_LOGP, 0, settings.size(281, 57), dtype=torch.float64)
-        measured, formula = _measured_coefficients(logp, REF), _formulae(logp, REF)
+        pi = logp.exp()
+        formula = {"k1-loss": torch.ones_like(pi), "k3-loss": 1 - REF / pi}
+        formula |= dict.fromkeys(("k1-reward", "k2-loss"), (pi / REF).log())
+        measured = _measured_coefficients(logp, REF)
         error = lambda name: ((measured[name] - formula[name]).abs() / formula[name].abs().clamp(min=1)).max().item()
-        at = lambda pi, ref: {name: c.item() for name, c in _measured_coefficients(_scalar(math.log(pi)), ref).items()}
+        double = lambda x: torch.tensor(x, dtype=torch.float64)
+        at = lambda pi, ref: {k: c.item() for k, c in _measured_coefficients(double(math.log(pi)), ref).items()}
         return {
             "ref": REF,
             "logp": logp.tolist(),
@@ -84,7 +88,6 @@ class Coefficients:
         }
 
     def check(self, numbers: Numbers) -> list[Check]:
-        """Formulae, and the behaviour at the ends."""
         error, at_ref, certain = numbers["error"], numbers["at_ref"], numbers["certain"]
         rare, low = numbers["certain_rare_ref"], numbers["thousandth_of_ref"]
         pull_at_ref = max(abs(at_ref[name]) for name in ("k1-reward", "k2-loss", "k3-loss"))
@@ -104,17 +107,15 @@ class Coefficients:
         ]
 
     def draw(self, numbers: Numbers, figure: Figure) -> None:
-        """Coefficient against log π."""
         axes = figure.subplots()
         for name in ("k1-loss", "k3-loss", "k1-reward", "k2-loss"):
             # k2 lies on k1 in reward exactly: a thinner dashed line on top lets both be seen.
             width = 4.0 if name == "k1-reward" else 2.0
             axes.plot(numbers["logp"], numbers["coefficient"][name], linewidth=width, **style(name))
-        axes.axvline(math.log(numbers["ref"]), color=GREY, linestyle="--", linewidth=1)
+        at = math.log(numbers["ref"])
+        axes.axvline(at, color=GREY, linestyle="--", linewidth=1)
         axes.axhline(0, color=GREY, linewidth=0.6)
-        axes.annotate(
-            "π = ref = 0.25", (math.log(numbers["ref"]), -15), (-6, 0), textcoords="offset points", ha="right"
-        )
+        axes.annotate("π = ref = 0.25", (at, -15), (-6, 0), textcoords="offset points", ha="right")
         axes.set(ylim=(-20, 3), xlabel="log π of the sampled token (nats)", ylabel="coefficient on ∇log π")
         axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2)
 
@@ -125,16 +126,6 @@ def _measured_coefficients(logp: Tensor, ref: float) -> dict[str, Tensor]:
     ref_logp = torch.full_like(logp, math.log(ref)).detach()
     losses = {name: loss(logp, ref_logp) for name, loss in PLACEMENTS.items()}
     return {name: torch.autograd.grad(loss.sum(), logp)[0] for name, loss in losses.items()}
-
-
-def _scalar(x: float) -> Tensor:
-    return torch.tensor(x, dtype=torch.float64)
-
-
-def _formulae(logp: Tensor, ref: float) -> dict[str, Tensor]:
-    pi = logp.exp()
-    log_ratio = (pi / ref).log()
-    return {"k1-loss": torch.ones_like(pi), "k1-reward": log_ratio, "k2-loss": log_ratio, "k3-loss": 1 - ref / pi}
 
 
 THEOREM_ARMS = (3, 10, 30)
@@ -158,48 +149,37 @@ class Theorem:
     """
 
     def run(self, settings: Settings) -> Numbers:
-        """Relative distances of each loss's expected gradient from that of KL(π‖ref), problem by problem."""
         count = settings.size(150, 30)
         distances = torch.logspace(math.log10(NEAREST), math.log10(FARTHEST), count).tolist()
         problems = [
-            bandit(
-                THEOREM_ARMS[i % len(THEOREM_ARMS)], seed=1000 * settings.seed + i, away_from_ref=distance
-            ).on_policy()
-            for i, distance in enumerate(distances)
+            bandit(arms, seed=1000 * settings.seed + i, away_from_ref=distance)
+            for i, (arms, distance) in enumerate(zip(cycle(THEOREM_ARMS), distances, strict=False))
         ]
-        measured = [_measure(problem) for problem in problems]
+        measured = [_measure(problem.on_policy()) for problem in problems]
         return {name: [m[name] for m in measured] for name in measured[0]}
 
     def check(self, numbers: Numbers) -> list[Check]:
         """Each half of the theorem, and the two that are not in it."""
         worst = lambda name: max(numbers[name])
-        nearest = min(numbers["k3-loss"])
+        nearest, forward = min(numbers["k3-loss"]), worst("k3-loss-from-forward")
         differs = f"smallest relative gap {nearest:.3g}, largest {worst('k3-loss'):.3g}"
         return [
             below("k1 in reward is the reverse KL gradient (largest relative error)", worst("k1-reward"), EXACT),
             below("k2 as loss is the reverse KL gradient (largest relative error)", worst("k2-loss"), EXACT),
             below("k1 as loss has no gradient (largest, relative to reverse KL's)", worst("k1-loss-size"), EXACT),
             Check("k3 as loss is not the reverse KL gradient, on any problem", differs, nearest > DIFFERENT),
-            below(
-                "k3 as loss is the forward KL gradient (largest relative error)", worst("k3-loss-from-forward"), EXACT
-            ),
+            below("k3 as loss is the forward KL gradient (largest relative error)", forward, EXACT),
         ]
 
     def draw(self, numbers: Numbers, figure: Figure) -> None:
-        """Relative distance from the reverse KL gradient against the KL of the problem."""
         axes = figure.subplots()
         markers = {"k1-loss": "s", "k3-loss": "o", "k1-reward": "x", "k2-loss": "+"}
         for name, marker in markers.items():
             look = {**style(name), "linestyle": "none", "marker": marker, "markersize": 5, "markerfacecolor": "none"}
             # An error of exactly 0 has no place on a logarithmic axis.
             axes.plot(numbers["kl"], [max(gap, 1e-17) for gap in numbers[name]], **look)
-        axes.set(
-            xscale="log",
-            yscale="log",
-            ylim=(3e-18, 30),
-            xlabel="KL(π‖ref) of the bandit (nats)",
-            ylabel="relative distance from ∇KL(π‖ref)",
-        )
+        axes.set(xscale="log", yscale="log", ylim=(3e-18, 30))
+        axes.set(xlabel="KL(π‖ref) of the bandit (nats)", ylabel="relative distance from ∇KL(π‖ref)")
         axes.set_title(f"each of {len(numbers['kl'])} bandits, exact", fontsize=10)
         axes.text(0.98, 0.24, "equal, up to float64 rounding", transform=axes.transAxes, ha="right")
         axes.legend(loc="center right", bbox_to_anchor=(1.0, 0.62))
@@ -222,11 +202,7 @@ DISTANCES = (0.0, *(2.0**i for i in range(-6, 2)))
 """Standard deviation of the sampler's logits from π's."""
 CLIP = Clip(0.8, 1.2)
 SOUND = ("k1-reward", "k2-loss")
-WEIGHTINGS: dict[str, Callable[[Tensor], Tensor]] = {
-    "none": torch.ones_like,
-    "ratio": lambda ratio: ratio,
-    "clipped": CLIP,
-}
+WEIGHTINGS: dict[str, Callable[[Tensor], Tensor]] = {"none": torch.ones_like, "ratio": lambda x: x, "clipped": CLIP}
 BIASED = 1e-6
 """Relative; a thousand times `EXACT`."""
 
@@ -246,7 +222,8 @@ class OffPolicy:
         count = settings.size(24, 8)
         bandits = [bandit(ARMS, seed=1000 * settings.seed + i, away_from_ref=1.0, off_policy=1.0) for i in range(count)]
         targets = [target_gradients(problem)["reverse-kl-sequence"] for problem in bandits]
-        sampled = [[_sampled_at(problem, distance) for distance in DISTANCES] for problem in bandits]
+        logits = lambda problem, distance: torch.lerp(problem.logits, problem.behavior_logits, distance)
+        sampled = [[replace(x, behavior_logits=logits(x, distance)) for distance in DISTANCES] for x in bandits]
         gap = lambda weighting, placement: [
             [relative_gap(_gradient(problem, placement, weighting), target) for problem in row]
             for row, target in zip(sampled, targets, strict=True)
@@ -265,21 +242,16 @@ class OffPolicy:
         clips = torch.tensor(numbers["clips"]).expand_as(clipped)
         on_policy = max(table[..., 0].max().item() for table in (none, ratio, clipped))
         unweighted, cut = none[..., 1:].min().item(), min(clipped[clips].tolist(), default=0.0)
+        smallest, cases = "smallest {:.3g}", int(clips[1].sum())
         growth = lambda table: (table[1, :, -1] / table[1, :, -3]).log()
         return [
             below("on-policy every weighting is exact (largest relative error)", on_policy, EXACT),
-            Check(
-                "off-policy unweighted is biased, on every bandit", f"smallest {unweighted:.3g}", unweighted > BIASED
-            ),
+            Check("off-policy unweighted is biased, on every bandit", smallest.format(unweighted), unweighted > BIASED),
             exceeds("the unweighted bias grows (log, distance 2 against 1/2)", over_repeats(growth(none))),
             below("with the ratio exact, k1 in reward (largest relative error)", ratio[0].max().item(), EXACT),
             below("with the ratio exact, k2 as loss (largest relative error)", ratio[1].max().item(), EXACT),
             below("clipped at 1 ± 0.2, exact where nothing is clipped", clipped[~clips].max().item(), EXACT),
-            Check(
-                "clipped, biased wherever something is",
-                f"smallest {cut:.3g} of {int(clips[1].sum())} cases",
-                cut > BIASED,
-            ),
+            Check("clipped, biased wherever something is", f"{smallest.format(cut)} of {cases} cases", cut > BIASED),
             exceeds("the clipped bias grows (log, distance 2 against 1/2)", over_repeats(growth(clipped))),
             below("no ratio meets its cap (log)", numbers["largest_log_ratio"], MAX_LOG_RATIO),
         ]
@@ -298,26 +270,13 @@ class OffPolicy:
             table = _table(numbers, weighting)[1, :, 1:].clamp(min=1e-17)
             low, high = table.quantile(0.05, 0), table.quantile(0.95, 0)
             axes.fill_between(distance, low, high, color=colour, alpha=0.15, linewidth=0)
-            axes.plot(
-                distance, table.median(0).values, color=colour, linestyle=line, linewidth=2, marker=".", label=label
-            )
+            axes.plot(distance, table.median(0).values, f".{line}", color=colour, lw=2, label=label)
         axes.set_xscale("log", base=2)
-        axes.set(
-            yscale="log",
-            ylim=(1e-17, 30),
-            xlabel="distance of the sampler μ from π (std of the logits' difference)",
-            ylabel="relative distance from ∇KL(π‖ref)",
-        )
-        count = len(_table(numbers, "none")[1])
-        axes.set_title(f"medians of {count} bandits; bands: middle 90%", fontsize=10)
-        axes.legend(
-            loc="center right", bbox_to_anchor=(1.0, 0.45), title="k2 as loss, or k1 in reward", alignment="left"
-        )
-
-
-def _sampled_at(problem: Problem, distance: float) -> Problem:
-    behavior_logits = torch.lerp(problem.logits, problem.behavior_logits, distance)
-    return replace(problem, behavior_logits=behavior_logits)
+        axes.set(yscale="log", ylim=(1e-17, 30), ylabel="relative distance from ∇KL(π‖ref)")
+        axes.set_xlabel("distance of the sampler μ from π (std of the logits' difference)")
+        axes.set_title(f"medians of {len(numbers['clips'])} bandits; bands: middle 90%", fontsize=10)
+        title = "k2 as loss, or k1 in reward"
+        axes.legend(loc="center right", bbox_to_anchor=(1.0, 0.45), title=title, alignment="left")
 
 
 def _rollout(problem: Problem) -> Rollout:

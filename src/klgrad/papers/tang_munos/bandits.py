@@ -4,6 +4,7 @@ import inspect
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import cycle
 
 import torch
 from torch import Tensor
@@ -13,7 +14,7 @@ from ...core.divergences import Divergence
 from ...core.estimators import k1, k2, k3
 from ...drawing import STYLES, style
 from ...errors import LossCallError
-from ..study import Numbers
+from ..study import Axes, Numbers
 
 # Many bandits at once: the paper's tabular protocol (appendix C), batched over methods and repeats.
 #
@@ -159,14 +160,14 @@ def weight_of(method: str) -> Weight:
 
 def looks(methods: Iterable[str]) -> dict[str, Numbers]:
     """The look of each method in figures; a user's have colours of their own."""
-    styles, colours = {}, iter(OWN_COLOURS * len(list(methods)))
-    for name in methods:
-        styles[name] = (
-            style(name)
-            if name in STYLES
-            else {"color": next(colours), "linestyle": (0, (4, 1, 1, 1)), "lw": 2.2, "label": name}
-        )
-    return styles
+    colours = cycle(("#B3007D", "#7A4A00", "#3D3DB8", "#5A7D00"))
+    own = lambda name: {"color": next(colours), "linestyle": (0, (4, 1, 1, 1)), "lw": 2.2, "label": name}
+    return {name: style(name) if name in STYLES else own(name) for name in methods}
 
 
-OWN_COLOURS = ["#B3007D", "#7A4A00", "#3D3DB8", "#5A7D00"]
+def draw_paths(axis: Axes, steps: list[int], paths: Numbers, *, least: float) -> None:
+    """Draw the mean of each method over the steps, with a band of one standard error that ends at `least`."""
+    for name, look in looks(paths).items():
+        mean, error = torch.tensor(paths[name]["mean"]), torch.tensor(paths[name]["error"])
+        axis.plot(steps, mean, **look)
+        axis.fill_between(steps, (mean - error).clamp(min=least), mean + error, color=look["color"], alpha=0.2, lw=0)

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from ...core.estimators import k1, k2, k3, k_lambda
-from ...drawing import GREY, ORANGE, style
-from ..study import Check, Comparison, Figure, Numbers, Settings, below, exceeds, ours, over_repeats, within
+from ...drawing import GREY, ORANGE
+from ..study import Axes, Check, Comparison, Figure, Numbers, Settings, below, exceeds, ours, over_repeats, within
 from . import bandits
 
 ESTIMATORS = {"k1": k1, "k2": k2, "k3": k3}
@@ -26,7 +26,6 @@ class Fig1:
     """
 
     def run(self, settings: Settings) -> Numbers:
-        """Simulated and exact squared errors."""
         generator = torch.Generator().manual_seed(settings.seed)
         problems = bandits.draw(settings.size(100, 50), generator)
         logp = problems.logp
@@ -61,18 +60,22 @@ class Fig1:
         ]
 
     def draw(self, numbers: Numbers, figure: Figure) -> None:
-        """Error against samples, lines exact, points simulated."""
-        axis = figure.subplots()
-        for name in ESTIMATORS:
-            look, seen = style(name), numbers["simulated"][name]
-            axis.plot(numbers["samples"], numbers["exact"][name], **look)
-            axis.errorbar(
-                numbers["samples"], seen["mean"], seen["error"], fmt="o", ms=4, color=look["color"], capsize=2
-            )
-        axis.set(xscale="log", yscale="log", xlabel="samples n", ylabel="mean squared error of the KL estimate")
+        axis = _over_samples(numbers, figure, size=4)
+        axis.set_ylabel("mean squared error of the KL estimate")
         number = numbers["problems"]
         axis.set_title(f"means over {number} problems; lines: exact; points: simulated, ± 1 SE", fontsize=10)
         axis.legend()
+
+
+def _over_samples(numbers: Numbers, figure: Figure, size: float) -> Axes:
+    """Errors against samples: lines exact, points of a size simulated."""
+    axis, samples = figure.subplots(), numbers["samples"]
+    for name, look in bandits.looks(numbers["simulated"]).items():
+        seen = numbers["simulated"][name]
+        axis.plot(samples, numbers["exact"][name], **look)
+        axis.errorbar(samples, seen["mean"], seen["error"], fmt="o", ms=size, color=look["color"], capsize=2)
+    axis.set(xscale="log", yscale="log", xlabel="samples n")
+    return axis
 
 
 def _squared_error(value: Tensor, p: Tensor, kl: Tensor) -> Tensor:
@@ -82,14 +85,6 @@ def _squared_error(value: Tensor, p: Tensor, kl: Tensor) -> Tensor:
     return torch.stack([(mean - kl).square() + variance / n for n in VALUE_SAMPLES])
 
 
-METHODS = [
-    "k1-reward",
-    "k1-reward-leave-one-out",
-    "k1-reward-optimal-baseline",
-    "k2-loss",
-    "k1-loss",
-    "k3-loss",
-]
 SAMPLES = [2**i for i in range(1, 13)]
 FEWEST, DEFAULT, ENOUGH, MOST = 2, 4, 64, SAMPLES[-1]
 
@@ -107,13 +102,12 @@ class Fig2:
     """
 
     def run(self, settings: Settings) -> Numbers:
-        """Simulated errors, and exact ones."""
         generator = torch.Generator().manual_seed(settings.seed)
         problems = bandits.draw(settings.size(100, 50), generator)
         logp = problems.logp
         p, log_ratio = logp.exp(), logp - problems.ref_logp
         target = bandits.exact_gradient(log_ratio, p)
-        methods = [*METHODS, *settings.arms]
+        methods = [*bandits.WEIGHTS, *settings.arms]
         many = lambda x: x.expand(len(methods), -1, -1)
         errors = []
         for n in SAMPLES:
@@ -122,6 +116,8 @@ class Fig2:
             errors.append((gradients - target).square().sum(-1).sqrt())
         error = torch.stack(errors, 1)  # (methods, samples, repeats)
         exact = _root_errors(methods, log_ratio, p, target)
+        # The bias of the two incorrect methods: what remains for n to infinity.
+        floor = lambda name: bandits.exact_gradient(bandits.WEIGHTS[name](log_ratio, p, p), p) - target
         at = dict(zip(methods, error, strict=True))
         saved = {
             f"{name}, n = {n}": (exact["k1-reward"][i] / exact[name][i]).log()
@@ -136,8 +132,8 @@ class Fig2:
             "exact": {name: x.mean(-1).tolist() for name, x in exact.items()},
             "slope": _slope(error[0].mean(-1)),
             "floor": {
-                name: {"measured": float(at[name][-1].mean()), "exact": float(floor.norm(dim=-1).mean())}
-                for name, floor in _floors(log_ratio, p, target).items()
+                name: {"measured": float(at[name][-1].mean()), "exact": float(floor(name).norm(dim=-1).mean())}
+                for name in ("k1-loss", "k3-loss")
             },
             "saved": {name: over_repeats(x) for name, x in saved.items()},
         }
@@ -160,15 +156,8 @@ class Fig2:
         ]
 
     def draw(self, numbers: Numbers, figure: Figure) -> None:
-        """Error against samples, lines exact where known, points simulated."""
-        axis = figure.subplots()
-        for name, look in bandits.looks(numbers["simulated"]).items():
-            seen = numbers["simulated"][name]
-            axis.plot(numbers["samples"], numbers["exact"][name], **look)
-            axis.errorbar(
-                numbers["samples"], seen["mean"], seen["error"], fmt="o", ms=3.5, color=look["color"], capsize=2
-            )
-        axis.set(xscale="log", yscale="log", xlabel="samples n", ylabel="root squared error of the gradient")
+        axis = _over_samples(numbers, figure, size=3.5)
+        axis.set_ylabel("root squared error of the gradient")
         axis.set_title(
             f"means over {numbers['problems']} problems; lines: root of the exact expectation;\n"
             "points: root of one simulated error, as in the paper, ± 1 SE",
@@ -177,7 +166,6 @@ class Fig2:
         axis.legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
 
     def compare(self, numbers: Numbers) -> Comparison:
-        """The exact error of each arm, for some n."""
         shown = (FEWEST, DEFAULT, ENOUGH, MOST)
         rows = {name: [error[SAMPLES.index(n)] for n in shown] for name, error in numbers["exact"].items()}
         return Comparison("root squared error of the gradient, exact", [f"n = {n}" for n in shown], rows)
@@ -200,12 +188,6 @@ def _root_errors(methods: list[str], log_ratio: Tensor, p: Tensor, target: Tenso
     extra = torch.stack([noise / (n * (n - 1)) for n in SAMPLES])
     errors["k1-reward-leave-one-out"] = (errors["k1-reward-leave-one-out"].square() + extra).sqrt()
     return errors
-
-
-def _floors(log_ratio: Tensor, p: Tensor, target: Tensor) -> dict[str, Tensor]:
-    """(R, ARMS) bias of the two incorrect methods: what remains for n to infinity."""
-    weights = {name: bandits.WEIGHTS[name](log_ratio, p, p) for name in ("k1-loss", "k3-loss")}
-    return {name: bandits.exact_gradient(weight, p) - target for name, weight in weights.items()}
 
 
 def _slope(error: Tensor) -> float:
@@ -238,40 +220,36 @@ class KLambda:
     """
 
     def run(self, settings: Settings) -> Numbers:
-        """Exact values, gradients and descent for each λ."""
         generator = torch.Generator().manual_seed(settings.seed)
         problems = bandits.draw(settings.size(100, 30), generator)
         logp, ref = problems.logp, problems.ref_logp
         p, log_ratio, kl = logp.exp(), logp - ref, bandits.divergence(logp, ref)
         forward = p - ref.exp()  # ∇KL(ref‖π) over logits
-        numbers: Numbers = {"steps": list(range(STEPS + 1)), "problems": len(p)}
-        numbers |= {"kl": {}, "value error": {}, "gradient error": {}}
+        steps = range(STEPS + 1)
+        numbers: Numbers = {"steps": list(steps), "problems": len(p), "kl": {}, "value error": {}, "gradient error": {}}
         for lam in LAMBDAS:
-            k = k_lambda(lam)
+            k, name = k_lambda(lam), str(lam)
             value = (p * k.value(log_ratio)).sum(-1)
-            gradient = bandits.exact_gradient(k.slope(log_ratio), p)
-            numbers["value error"][str(lam)] = float(((value - kl).abs() / kl).max())
-            numbers["gradient error"][str(lam)] = float(
-                ((gradient - lam * forward).norm(dim=-1) / forward.norm(dim=-1)).max()
-            )
-            numbers["kl"][str(lam)] = over_repeats(_descend(problems, lam))
+            gradient = lambda logp, k=k: bandits.exact_gradient(k.slope(logp - ref), logp.exp())
+            off = (gradient(logp) - lam * forward).norm(dim=-1) / forward.norm(dim=-1)
+            numbers["value error"][name] = float(((value - kl).abs() / kl).max())
+            numbers["gradient error"][name] = float(off.max())
+            numbers["kl"][name] = over_repeats(bandits.descent(problems.logits, ref, STEPS, steps, gradient))
         return numbers
 
     def check(self, numbers: Numbers) -> list[Check]:
         ends = [numbers["kl"][str(lam)]["mean"][-1] for lam in LAMBDAS]
         start = numbers["kl"]["0.0"]["mean"][0]
         ordered = all(a > b for a, b in pairwise(ends))
+        value, gradient = (max(numbers[f"{of} error"].values()) for of in ("value", "gradient"))
         return [
-            below(
-                "the value is unbiased for every λ (largest relative error)", max(numbers["value error"].values()), 1e-9
-            ),
-            below("as a loss it is λ x the forward KL (same)", max(numbers["gradient error"].values()), 1e-9),
+            below("the value is unbiased for every λ (largest relative error)", value, 1e-9),
+            below("as a loss it is λ x the forward KL (same)", gradient, 1e-9),
             below("at λ = 0 nothing moves", abs(ends[0] - start) / start, 1e-9),
             Check("the larger λ, the nearer it ends", ", ".join(f"{x:.3g}" for x in ends), ordered),
         ]
 
     def draw(self, numbers: Numbers, figure: Figure) -> None:
-        """KL against steps for each λ."""
         axis = figure.subplots()
         for lam, colour in zip(LAMBDAS, LAMBDA_COLOURS, strict=True):
             mean = numbers["kl"][str(lam)]["mean"]
@@ -279,10 +257,3 @@ class KLambda:
             axis.annotate(f" λ = {lam:g}", (numbers["steps"][-1], mean[-1]), color=colour, va="center", fontsize=9)
         axis.set(yscale="log", xlabel="steps along the expected gradient", ylabel="KL(π‖ref)", xlim=(0, STEPS * 1.14))
         axis.set_title(f"means over {numbers['problems']} problems, exact gradients", fontsize=10)
-
-
-def _descend(problems: bandits.Bandits, lam: float) -> Tensor:
-    """(STEPS + 1, R) KL to ref along the expected gradient of k_lambda as a loss."""
-    slope = k_lambda(lam).slope
-    gradient = lambda logp: bandits.exact_gradient(slope(logp - problems.ref_logp), logp.exp())
-    return bandits.descent(problems.logits, problems.ref_logp, STEPS, range(STEPS + 1), gradient)

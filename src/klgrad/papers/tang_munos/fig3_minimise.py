@@ -62,22 +62,20 @@ def sampled(samples: int, scale: float, problems: int, steps: int, generator: to
     Returns:
         (2, points, problems) KL(π‖ref) at the start and at each of `STEPS` up to `steps`.
     """
-    blocks = [_descend_sampled(samples, scale, steps, generator) for _ in range(problems // BLOCK)]
+    blocks = []
+    for _ in range(problems // BLOCK):
+        problem = bandits.draw(BLOCK, generator, torch.float32, scale=scale)
+        ref_logp = problem.ref_logp.expand(2, -1, -1)
+        logits, seen = problem.logits.expand(2, -1, -1).clone(), []
+        for step in range(steps + 1):
+            p = torch.softmax(logits, -1)
+            if step == 0 or step in STEPS:
+                seen.append(bandits.divergence(torch.log_softmax(logits, -1), ref_logp))
+            # In float64: steps of 2^-24 would draw an arm of probability 1e-8, whose ratio is huge, too often or never.
+            arms = bandits.sample(p.double(), samples, generator)
+            descend(logits, p, arms, ref_logp)
+        blocks.append(torch.stack(seen, 1))
     return torch.cat(blocks, -1)
-
-
-def _descend_sampled(samples: int, scale: float, steps: int, generator: torch.Generator) -> Tensor:
-    problem = bandits.draw(BLOCK, generator, torch.float32, scale=scale)
-    ref_logp = problem.ref_logp.expand(2, -1, -1)
-    logits, seen = problem.logits.expand(2, -1, -1).clone(), []
-    for step in range(steps + 1):
-        p = torch.softmax(logits, -1)
-        if step == 0 or step in STEPS:
-            seen.append(bandits.divergence(torch.log_softmax(logits, -1), ref_logp))
-        # In float64: steps of 2^-24 would draw an arm of probability 1e-8, whose ratio is huge, too often or never.
-        arms = bandits.sample(p.double(), samples, generator)
-        descend(logits, p, arms, ref_logp)
-    return torch.stack(seen, 1)
 
 
 def descend(logits: Tensor, p: Tensor, arms: Tensor, ref_logp: Tensor) -> None:
@@ -142,7 +140,9 @@ def draw(numbers: Numbers, figure: Figure) -> None:
     figure.set_size_inches(9.6, 7)
     above, below = list(figure.subfigures(2, 1, squeeze=False, height_ratios=(1.2, 1)).flat)
     left, right = above.subplots(1, 2)
-    _curves(numbers, left)
+    bandits.draw_paths(left, numbers["steps"], numbers["kl"], least=1e-6)
+    left.set(yscale="log", xlabel="steps", ylabel="KL(π‖ref)")
+    left.set_title("the paper's figure: n = 4, 100 problems; band: ± 1 SE", fontsize=10)
     _mean_and_median(numbers, right)
     above.legend(*left.get_legend_handles_labels(), loc="outside upper center", ncols=3, fontsize=8)
     axes = below.subplots(1, len(numbers["exact"]), sharey=True)
@@ -152,25 +152,13 @@ def draw(numbers: Numbers, figure: Figure) -> None:
     below.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=6, fontsize=8)
 
 
-def _curves(numbers: Numbers, axis: Axes) -> None:
-    for name, look in bandits.looks(numbers["kl"]).items():
-        seen = numbers["kl"][name]
-        mean, error = torch.tensor(seen["mean"]), torch.tensor(seen["error"])
-        axis.plot(numbers["steps"], mean, **look)
-        low = (mean - error).clamp(min=1e-6)
-        axis.fill_between(numbers["steps"], low, mean + error, color=look["color"], alpha=0.2, lw=0)
-    axis.set(yscale="log", xlabel="steps", ylabel="KL(π‖ref)")
-    axis.set_title("the paper's figure: n = 4, 100 problems; band: ± 1 SE", fontsize=10)
-
-
 def _mean_and_median(numbers: Numbers, axis: Axes) -> None:
     """At the paper's n and start, where the two disagree."""
-    cell = numbers["cells"]["n = 4, start x 1"]
-    for method, name in enumerate(("k1-reward", "k3-loss")):
+    cell, points = numbers["cells"]["n = 4, start x 1"], numbers["points"]
+    for method, (name, text) in enumerate((("k1-reward", "vanilla"), ("k3-loss", "k3 as loss"))):
         color = style(name)["color"]
-        text = ("vanilla", "k3 as loss")[method]
-        axis.plot(numbers["points"], cell["mean"][method], color=color, marker="o", ms=3, label=f"{text}, mean")
-        axis.plot(numbers["points"], cell["median"][method], color=color, ls=":", marker="s", ms=3, label="median")
+        axis.plot(points, cell["mean"][method], "o-", color=color, ms=3, label=f"{text}, mean")
+        axis.plot(points, cell["median"][method], "s:", color=color, ms=3, label="median")
     axis.set(xscale="log", yscale="log", xlabel="steps")
     axis.set_title(f"the same, {cell['problems']:,} problems", fontsize=10)
     axis.legend(fontsize=8)
@@ -179,16 +167,14 @@ def _mean_and_median(numbers: Numbers, axis: Axes) -> None:
 def _shares(numbers: Numbers, start: str, axis: Axes) -> None:
     for n, color in SHADES.items():
         shares = numbers["cells"][f"n = {n}, start x {start}"]["experiments"]
-        axis.plot(numbers["points"], shares, color=color, marker="o", ms=3, label=f"n = {n}")
-    axis.plot(
-        numbers["points"], numbers["exact"][start]["experiments"], color="black", ls="--", lw=1, label="exact gradients"
-    )
+        axis.plot(numbers["points"], shares, "o-", color=color, ms=3, label=f"n = {n}")
+    exact = numbers["exact"][start]["experiments"]
+    axis.plot(numbers["points"], exact, "--", color="black", lw=1, label="exact gradients")
     axis.set(xscale="log", xlabel="steps", ylim=(-0.04, 1.04))
     axis.set_title("the paper's start" if start == "1" else f"start x {start}", fontsize=10)
 
 
 def compare(numbers: Numbers) -> Comparison:
-    """The KL of each arm, at some steps."""
     steps = numbers["steps"]
     shown = [0, len(steps) // 10, len(steps) // 2, len(steps) - 1]
     rows = {name: [seen["mean"][i] for i in shown] for name, seen in numbers["kl"].items()}
@@ -214,12 +200,19 @@ PAPER = _cell(SAMPLES, 1)
 
 
 def run(settings: Settings) -> Numbers:
-    """KL to ref over the steps for every method, then k3 against vanilla for every n and start."""
     generator = torch.Generator().manual_seed(settings.seed)
     problems = bandits.draw(settings.size(100, 40), generator, torch.float32)
     steps = settings.size(1000, 100)
     methods = [*METHODS, *settings.arms]
-    curves = dict(zip(methods, _descend(methods, problems, steps, generator), strict=True))
+    shown = range(0, steps + 1, EVERY)
+
+    def gradient(logp: Tensor) -> Tensor:
+        counts = bandits.count(logp.exp(), SAMPLES, generator)
+        return bandits.estimated_gradients(methods, logp - problems.ref_logp, counts, logp.exp())
+
+    logits = problems.logits.expand(len(methods), -1, -1)
+    paths = bandits.descent(logits, problems.ref_logp, steps, shown, gradient)
+    curves = dict(zip(methods, paths, strict=True))
     start = curves["exact"][0]
     cells = {
         _cell(n, scale): sampled(n, scale, settings.size(many, 500), steps, generator)
@@ -227,24 +220,13 @@ def run(settings: Settings) -> Numbers:
     }
     exact = {f"{scale:g}": exact_descent(scale, EXACT_PROBLEMS, steps, generator) for scale in SCALES}
     return {
-        "steps": list(range(0, steps + 1, EVERY)),
+        "steps": list(shown),
         "kl": {name: over_repeats(curve) for name, curve in curves.items()},
         "fallen": {name: over_repeats(start - curve[-1]) for name, curve in curves.items()},
         "points": [step for step in STEPS if step <= steps],
         "cells": {name: compared(kl, generator) for name, kl in cells.items()},
         "exact": {name: compared(kl, generator) for name, kl in exact.items()},
     }
-
-
-def _descend(methods: list[str], problems: bandits.Bandits, steps: int, generator: torch.Generator) -> Tensor:
-    """(methods, points, repeats)."""
-
-    def gradient(logp: Tensor) -> Tensor:
-        counts = bandits.count(logp.exp(), SAMPLES, generator)
-        return bandits.estimated_gradients(methods, logp - problems.ref_logp, counts, logp.exp())
-
-    logits = problems.logits.expand(len(methods), -1, -1)
-    return bandits.descent(logits, problems.ref_logp, steps, range(0, steps + 1, EVERY), gradient)
 
 
 def check(numbers: Numbers) -> list[Check]:
@@ -256,12 +238,17 @@ def check(numbers: Numbers) -> list[Check]:
     many = [_cell(n, 1) for n in (16, 64)]
     slower = lambda claim, cells, first: _shown(claim, _draw_shares(numbers, cells, first))
     faster = lambda claim, cells, first: _shown(claim, [1 - share for share in _draw_shares(numbers, cells, first)])
+    # At the paper's n and start the answer changes with the step.
+    shares = list(zip(numbers["points"], numbers["cells"][PAPER]["experiments"], strict=True))
+    early = [share for step, share in shares if step <= 10]
+    late = [1 - share for step, share in shares if step >= 50]
     return [
         *(exceeds(f"{name} closes the KL", fallen[name]) for name in down),
         exceeds("k1 as loss drifts away", fallen["k1-loss"], sign=-1),
         slower("k3 as loss is slower than vanilla, n = 4, the paper's start, at every step", [PAPER], 1),
         *ours(
-            *_in_most(numbers["cells"][PAPER]["experiments"], numbers["points"]),
+            _shown("there it is slower in most experiments up to step 10", early, 0.5),
+            _shown("there it is faster in most experiments from step 50 on", late, 0.5),
             slower("it is slower at n = 1 and 2 with every start, from step 20 on", few, 20),
             slower("it is slower at n = 4 with the start x 1.5 and x 2, from step 2 on", far, 2),
             faster("it is faster at n = 16 and 64 with the paper's start, from step 50 on", many, 50),
@@ -283,24 +270,12 @@ def _shown(claim: str, shares: list[float], limit: float = SHOWN) -> Check:
     return Check(claim, measured, holds, decided=holds or max(shares) <= 1 - limit)
 
 
-def _in_most(shares: list[float], points: list[int]) -> list[Check]:
-    """At the paper's n and start the answer changes with the step."""
-    early = [share for share, step in zip(shares, points, strict=True) if step <= 10]
-    late = [1 - share for share, step in zip(shares, points, strict=True) if step >= 50]
-    return [
-        _shown("there it is slower in most experiments up to step 10", early, 0.5),
-        _shown("there it is faster in most experiments from step 50 on", late, 0.5),
-    ]
-
-
 def _reasons(numbers: Numbers) -> list[Check]:
     """Bias in the first steps, noise later: without noise, on most problems, and without the runs thrown far away."""
     cells, points = numbers["cells"], numbers["points"]
     exact = lambda step: [at_point(x["difference"], points.index(step)) for x in numbers["exact"].values()]
-    most = lambda cell: {
-        "mean": 0.5 - cells[cell]["above on problems"],
-        "error": 0.5 / cells[cell]["problems"] ** 0.5,
-    }
+    error = lambda cell: 0.5 / cells[cell]["problems"] ** 0.5
+    most = lambda cell: {"mean": 0.5 - cells[cell]["above on problems"], "error": error(cell)}
     rest = cells[PAPER]["difference without thrown"]
     thrown = exceeds("without the few runs that end above their start its mean is lower", rest, sign=-1)
     return [

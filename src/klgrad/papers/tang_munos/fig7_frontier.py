@@ -30,33 +30,23 @@ def draw(numbers: Numbers, figure: Figure) -> None:
     """A mark for each evaluation of each run; bars for the KL that an arm needs, and for differences at equal KL."""
     figure.set_size_inches(15, 4.4)
     points, needed, gaps = figure.subplots(1, 3, width_ratios=[1.3, 0.8, 1])
-    _points(numbers, points)
-    arms = {arm: kl for arm, kl in numbers["arms"].items() if kl["seeds"]}
-    colours = [LABELS[arm][1] for arm in arms]
-    _bars(needed, [LABELS[arm][0] for arm in arms], [each["mean"] for each in arms.values()], arms.values(), colours)
-    needed.set(xlabel="KL(π‖ref) per completion, nats", title="KL at 25% right answers\n3 seeds, ± 1 SE")
-    words = [name.replace(" answers ", "\nanswers ") for name in numbers["gaps"]]
-    differences = numbers["gaps"].values()
-    _bars(gaps, words, [each["mean"] for each in differences], differences, ["#999999"] * len(words))
-    gaps.set(xlabel="difference of right answers", title="at equal KL\n3 seeds, ± 1 SE")
-    handles, labels = points.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(LABELS), fontsize=8.5)
-
-
-def _points(numbers: Numbers, axis: Axes) -> None:
     for arm, (label, colour, mark) in LABELS.items():
         own = [point for point in numbers["points"] if point["name"] == arm]
-        axis.plot(*columns(own, "kl", "correct_in"), mark, ms=4, color=colour, mfc="none", label=label, lw=0)
-    axis.set(
-        xlabel="KL(π‖ref) per completion, nats",
-        ylabel="right answers, in domain",
-        title="each evaluation of each run,\nevery β",
-    )
+        points.plot(*columns(own, "kl", "correct_in"), mark, ms=4, color=colour, mfc="none", label=label, lw=0)
+    points.set(xlabel="KL(π‖ref) per completion, nats", ylabel="right answers, in domain")
+    points.set_title("each evaluation of each run,\nevery β")
+    arms = {arm: kl for arm, kl in numbers["arms"].items() if kl["seeds"]}
+    _bars(needed, [LABELS[arm][0] for arm in arms], arms.values(), [LABELS[arm][1] for arm in arms])
+    needed.set(xlabel="KL(π‖ref) per completion, nats", title="KL at 25% right answers\n3 seeds, ± 1 SE")
+    words = [name.replace(" answers ", "\nanswers ") for name in numbers["gaps"]]
+    _bars(gaps, words, numbers["gaps"].values(), ["#999999"] * len(words))
+    gaps.set(xlabel="difference of right answers", title="at equal KL\n3 seeds, ± 1 SE")
+    figure.legend(*points.get_legend_handles_labels(), loc="outside lower center", ncols=len(LABELS), fontsize=8.5)
 
 
-def _bars(axis: Axes, names: list[str], values: list[float], estimates: Iterable[Numbers], colours: list[str]) -> None:
+def _bars(axis: Axes, names: list[str], estimates: Iterable[Numbers], colours: list[str]) -> None:
     """A bar for each name, with its error and its number."""
-    errors = [each["error"] for each in estimates]
+    values, errors = columns(estimates, "mean", "error")
     far = max((abs(value) + error for value, error in zip(values, errors, strict=True)), default=1.0)
     for i, (value, error, colour) in enumerate(zip(values, errors, colours, strict=True)):
         axis.barh(i, value, xerr=error, color=colour, alpha=0.75, capsize=3)
@@ -97,10 +87,10 @@ CLOSE = 0.25
 
 
 def run(settings: Settings) -> Numbers:
-    """The KL at a share of right answers by arm, right answers at equal KL, and all points."""
-    rows = [row for row in runs.rows_of(EXPERIMENT, settings) if row["arm"] in ARMS]
-    for other in EXPERIMENT.also:
-        rows += [row for row in runs.rows_of(other, settings) if _belongs(row)]
+    # Of the runs that compare the division by a standard deviation, only k2 as a loss without it.
+    shown = {(K2, "undivided"), *((arm, None) for arm in ARMS)}
+    rows = [row for each in (EXPERIMENT, *EXPERIMENT.also) for row in runs.rows_of(each, settings)]
+    rows = [row for row in rows if (row["arm"], row.get("division")) in shown]
     start = runs.over_seeds(runs.at_update(rows, 0), runs.RIGHT_IN)["mean"]
     trained = [row for row in rows if row["update"]]
     by_arm = runs.grouped(trained, runs.ARM)
@@ -112,11 +102,6 @@ def run(settings: Settings) -> Numbers:
         "gaps": {name: _gap(by_arm, start, *sides) for name, sides in GAPS.items()},
         "points": runs.points_of(trained, runs.ARM),
     }
-
-
-def _belongs(row: runs.Row) -> bool:
-    """Of the runs that compare the division by a standard deviation, only k2 as a loss without it."""
-    return row["arm"] in ARMS if "division" not in row else (row["arm"], row["division"]) == (K2, "undivided")
 
 
 def _reached(rows: list[runs.Row], start: float) -> list[runs.Row]:
@@ -142,7 +127,6 @@ def _gap(by_arm: dict[str, list[runs.Row]], start: float, arm: str, coef: str, o
 
 
 def check(numbers: Numbers) -> list[Check]:
-    """The paper's sentences, and ours on the exact KL with a discounted future."""
     checks = []
     for claim, gap in numbers["gaps"].items():
         check = runs.exceeds_over_seeds(f"at equal KL, {claim}", gap)

@@ -8,11 +8,12 @@ with seed 0. Arms are judged by six other seeds, seed by seed, and k3 as a loss,
 2. Design, tables and limits: docs/experiments/distillation.md.
 """
 
+from dataclasses import replace
 from statistics import median
 
 from ...drawing import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION
 from .. import runs
-from ..study import Axes, Check, Experiment, Figure, Numbers, Settings, ours
+from ..study import Check, Experiment, Figure, Numbers, Settings
 from .fig8_sequences import LITTLE
 
 PANELS = {
@@ -37,7 +38,6 @@ MOST_LINES = 6
 
 
 def draw(numbers: Numbers, figure: Figure) -> None:
-    """Medians over seeds, and the end of each run."""
     figure.set_size_inches(15, 8.6)
     axes = figure.subplots(2, 3)
     for across, (lengths, title) in zip(axes, TITLES.items(), strict=True):
@@ -48,7 +48,13 @@ def draw(numbers: Numbers, figure: Figure) -> None:
                 axis.plot(numbers["updates"], at, line, color=color, label=name, lw=1.8)
             axis.set_title(f"{title}: {label}\nmedians of 6 seeds (k3: 3)", fontsize=9.5)
             axis.set_xlabel("updates")
-        _each_end(by_arm, across[2])
+        for i, (arm, (_, color, _)) in enumerate(STYLES.items()):
+            for j, run in enumerate(by_arm[arm]):
+                face = "none" if run["length"][-1] < SHORT else color
+                at = i + 0.1 * (j - (len(by_arm[arm]) - 1) / 2)
+                across[2].plot(at, run[KL][-1], "o", color=color, mfc=face, ms=5)
+        across[2].set_xticks([])
+        across[2].set_xlabel(f"arms in the order of the legend; open: fewer than {SHORT} tokens")
         across[2].set_title(f"{title}: {PANELS[KL]}\neach run after 40 updates, 6 seeds (k3: 3)", fontsize=9.5)
         for axis in across:
             axis.grid(alpha=0.25)
@@ -56,16 +62,6 @@ def draw(numbers: Numbers, figure: Figure) -> None:
     for name, color, line in list(STYLES.values())[MOST_LINES:]:
         axes[0][0].plot([], [], line, color=color, label=f"{name} (ends alone)")
     figure.legend(*axes[0][0].get_legend_handles_labels(), ncols=4, loc="outside lower center")
-
-
-def _each_end(by_arm: dict[str, list[dict[str, list[float]]]], axis: Axes) -> None:
-    """The KL of each run; open if its completions are of a few tokens only."""
-    for i, (arm, (_, color, _)) in enumerate(STYLES.items()):
-        for j, run in enumerate(by_arm[arm]):
-            face = "none" if run["length"][-1] < SHORT else color
-            axis.plot(i + 0.1 * (j - (len(by_arm[arm]) - 1) / 2), run[KL][-1], "o", color=color, mfc=face, ms=5)
-    axis.set_xticks([])
-    axis.set_xlabel(f"arms in the order of the legend; open: fewer than {SHORT} tokens")
 
 
 EXPERIMENT = Experiment("fig8_seeds.csv", "exp_fig8.py", ("sweep", "seeds", "fresh"))
@@ -94,10 +90,10 @@ FARTHER = "on the teacher's completions the best sequence-level student is farth
 
 
 def run(settings: Settings) -> Numbers:
-    """Every arm over updates, and the differences of the claim, seed by seed."""
     rows = runs.finite_rows(EXPERIMENT, settings)
     judged = _judged(rows)
     updates = sorted({row["update"] for row in rows})
+    by_seed = lambda group: runs.grouped(group, runs.SEED).values()
     at = [runs.summaries(runs.at_update(judged, update), COLUMNS, SETTING) for update in updates]
     return {
         "made": runs.provenance(rows),
@@ -105,7 +101,11 @@ def run(settings: Settings) -> Numbers:
         "rates": {SETTING.format_map(row): f"{row['learning_rate']:g}" for row in rows},
         "progress": {lengths: _progress(rows, lengths) for lengths in LENGTHS},
         "arms": {name: {column: [arms[name][column] for arms in at] for column in COLUMNS} for name in at[0]},
-        "runs": {name: _runs(group) for name, group in runs.grouped(judged, SETTING).items()},
+        # What is drawn of each run, over updates.
+        "runs": {
+            name: [{c: [row[c] for row in own] for c in (*PANELS, "length")} for own in by_seed(group)]
+            for name, group in runs.grouped(judged, SETTING).items()
+        },
         "differences": {lengths: _differences(runs.at_update(rows, LAST), lengths) for lengths in LENGTHS},
     }
 
@@ -114,12 +114,6 @@ def _judged(rows: list[runs.Row]) -> list[runs.Row]:
     """The runs with fresh seeds, and all runs of an arm that has none."""
     with_fresh = {SETTING.format_map(row) for row in rows if row["seed"] in FRESH_SEEDS}
     return [row for row in rows if row["seed"] in FRESH_SEEDS or SETTING.format_map(row) not in with_fresh]
-
-
-def _runs(rows: list[runs.Row]) -> list[dict[str, list[float]]]:
-    """What is drawn of each run, over updates."""
-    by_seed = runs.grouped(rows, runs.SEED).values()
-    return [{column: [row[column] for row in own] for column in (*PANELS, "length")} for own in by_seed]
 
 
 def _differences(last: list[runs.Row], lengths: str) -> dict[str, runs.SeedMean]:
@@ -150,14 +144,10 @@ def _progress(rows: list[runs.Row], lengths: str) -> runs.SeedMean:
 
 def check(numbers: Numbers) -> list[Check]:
     """The claim at the last update, where completions may end and at fixed length."""
-    checks = [each for lengths, words in LENGTHS.items() for each in _at_length(numbers, lengths, words)]
+    checks = []
+    for lengths, words in LENGTHS.items():
+        checks.append(runs.below_over_seeds(f"{LITTLE_PROGRESS}, {words}", numbers["progress"][lengths], LITTLE))
+        for claim, gap in numbers["differences"][lengths].items():
+            check = runs.exceeds_over_seeds(f"{claim}, {words}", gap)
+            checks.append(replace(check, ours=claim not in SLOWER))
     return sorted(checks, key=lambda each: each.ours)  # the paper's sentences first
-
-
-def _at_length(numbers: Numbers, lengths: str, words: str) -> list[Check]:
-    differences = numbers["differences"][lengths]
-    return [
-        runs.below_over_seeds(f"{LITTLE_PROGRESS}, {words}", numbers["progress"][lengths], LITTLE),
-        *(runs.exceeds_over_seeds(f"{claim}, {words}", differences[claim]) for claim in SLOWER),
-        *ours(*(runs.exceeds_over_seeds(f"{claim}, {words}", differences[claim]) for claim in (*OUR_SLOWER, FARTHER))),
-    ]

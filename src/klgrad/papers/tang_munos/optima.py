@@ -39,16 +39,15 @@ class Paths:
     @property
     def ends(self) -> dict[str, Tensor]:
         """By method the mean over the tail of the way to π*."""
-        return dict(zip(self.methods, _tail(self.to_optimum), strict=True))
+        return self._tails(self.to_optimum)
 
     @property
     def forward_ends(self) -> dict[str, Tensor]:
         """By method the same of the way to π*_rev."""
-        return dict(zip(self.methods, _tail(self.to_forward_optimum), strict=True))
+        return self._tails(self.to_forward_optimum)
 
-
-def _tail(path: Tensor) -> Tensor:
-    return path[:, -max(1, int(TAIL * path.shape[1])) :].mean(1)
+    def _tails(self, path: Tensor) -> dict[str, Tensor]:
+        return dict(zip(self.methods, path[:, -max(1, int(TAIL * path.shape[1])) :].mean(1), strict=True))
 
 
 @cache
@@ -67,7 +66,11 @@ def simulate(settings: Settings, samples: int, beta: float, steps: int, methods:
             seen.append(torch.stack([bandits.divergence(logp, x) / start for x in (optimum, forward)]))
         p = logp.exp()
         counts = bandits.count(p, samples, generator)
-        gain = _reward_gradient(methods, reward, counts, p)
+        # The same estimate for every method except `exact`, which has the exact gradient.
+        gain = bandits.mean_score(reward - bandits.others_mean(reward.expand_as(p), counts), counts, p)
+        if "exact" in methods:
+            m = list(methods).index("exact")
+            gain[m] = bandits.exact_gradient(reward, p[m])
         logits = logits + bandits.RATE * (gain - beta * bandits.estimated_gradients(methods, logp - ref, counts, p))
     return Paths(methods, *torch.stack(seen, 2))
 
@@ -78,16 +81,6 @@ def optima_apart(settings: Settings, beta: float) -> Tensor:
     ref, reward = problems.ref_logp, problems.reward
     optimum = reverse_optimum(ref, reward, beta)
     return bandits.divergence(forward_optimum(ref, reward, beta), optimum) / bandits.divergence(ref, optimum)
-
-
-def _reward_gradient(methods: Sequence[str], reward: Tensor, counts: Tensor, p: Tensor) -> Tensor:
-    """The policy gradient: the same estimate for every method except `exact`, which has the exact gradient."""
-    reward = reward.expand_as(p)
-    gradient = bandits.mean_score(reward - bandits.others_mean(reward, counts), counts, p)
-    if "exact" in methods:
-        m = list(methods).index("exact")
-        gradient[m] = bandits.exact_gradient(reward[m], p[m])
-    return gradient
 
 
 DEFAULT = 4
@@ -115,15 +108,11 @@ class Fig4:
     """
 
     def run(self, settings: Settings) -> Numbers:
-        """Paths at β = 1, and where each method ends for every β."""
         methods = (*METHODS, *settings.arms)
-        paths = {
-            beta: simulate(
-                settings, DEFAULT, beta, settings.size(1000, 800 if beta in (BETA, INSIDE) else 400), methods
-            )
-            for beta in BETAS
-        }
+        quick = lambda beta: 800 if beta in (BETA, INSIDE) else 400
+        paths = {beta: simulate(settings, DEFAULT, beta, settings.size(1000, quick(beta)), methods) for beta in BETAS}
         main, ends = paths[BETA].to_optimum, {beta: x.ends for beta, x in paths.items()}
+        vanilla, leave_one_out = (ends[BETA][f"k1-reward{baseline}"] for baseline in ("", "-leave-one-out"))
         long = simulate(settings, DEFAULT, BETAS[0], LONG).ends
         return {
             "steps": [EVERY * i for i in range(main.shape[1])],
@@ -139,9 +128,7 @@ class Fig4:
             "log k3 over vanilla": {
                 str(beta): over_repeats((end["k3-loss"] / end["k1-reward"]).log()) for beta, end in ends.items()
             },
-            "log vanilla over leave-one-out": over_repeats(
-                (ends[BETA]["k1-reward"] / ends[BETA]["k1-reward-leave-one-out"]).log()
-            ),
+            "log vanilla over leave-one-out": over_repeats((vanilla / leave_one_out).log()),
         }
 
     def check(self, numbers: Numbers) -> list[Check]:
@@ -164,18 +151,15 @@ class Fig4:
         ]
 
     def draw(self, numbers: Numbers, figure: Figure) -> None:
-        """Paths at β = 1, and the ends for every β."""
         paths, sweep = figure.subplots(1, 2, width_ratios=(1.4, 1))
+        bandits.draw_paths(paths, numbers["steps"], numbers["normalised kl"], least=1e-4)
         for name, look in bandits.looks(numbers["converged"]).items():
-            seen = numbers["normalised kl"][name]
-            mean, error = torch.tensor(seen["mean"]), torch.tensor(seen["error"])
-            paths.plot(numbers["steps"], mean, **look)
-            paths.fill_between(
-                numbers["steps"], (mean - error).clamp(min=1e-4), mean + error, color=look["color"], alpha=0.2, lw=0
-            )
-            ends = [x["mean"] for x in numbers["converged"][name]]
-            sweep.plot(numbers["betas"], ends, marker="o", ms=4, **look)
-        _median_and_target_of_k3(numbers, sweep)
+            sweep.plot(numbers["betas"], *columns(numbers["converged"][name], "mean"), marker="o", ms=4, **look)
+        color, (target,) = style("k3-loss")["color"], columns(numbers["optima apart"], "mean")
+        look = {"ms": 4, "mfc": "none", "color": color, "label": "k3 as loss, median"}
+        sweep.plot(numbers["betas"], numbers["median"]["k3-loss"], "s", **look)
+        sweep.plot(numbers["betas"], target, "x", ms=5, color="black", label="π*_rev, exact mean")
+        sweep.legend(*(x[-2:] for x in sweep.get_legend_handles_labels()), fontsize=8, loc="upper left")
         paths.axhline(1, color="#999999", lw=0.8)
         paths.set(yscale="log", xlabel="steps", ylabel="KL(π‖π*) / KL(ref‖π*)")
         number = numbers["problems"]
@@ -188,13 +172,19 @@ class Fig4:
         figure.legend(*paths.get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize=8)
 
     def compare(self, numbers: Numbers) -> Comparison:
-        return _ends(numbers, [f"β = {beta:g}" for beta in numbers["betas"]])
+        return _ends(numbers, "β", numbers["betas"])
 
 
-def _ends(numbers: Numbers, columns: list[str]) -> Comparison:
-    """Where each arm ends."""
-    rows = {name: [x["mean"] for x in ends] for name, ends in numbers["converged"].items()}
-    return Comparison("KL(π‖π*) / KL(ref‖π*) at the end", columns, rows)
+def _ends(numbers: Numbers, name: str, values: Sequence[float]) -> Comparison:
+    """Where each arm ends, by what is varied."""
+    rows = {arm: [x["mean"] for x in ends] for arm, ends in numbers["converged"].items()}
+    return Comparison("KL(π‖π*) / KL(ref‖π*) at the end", [f"{name} = {value:g}" for value in values], rows)
+
+
+def _label_samples(axis: Axes, samples: list[int]) -> None:
+    axis.set(xscale="log", yscale="log", xlabel="samples n")
+    axis.set_xticks(samples, [str(n) for n in samples])
+    axis.set_xticks([], minor=True)
 
 
 def _sweep(numbers: Numbers) -> list[Check]:
@@ -228,14 +218,6 @@ def _mean_no_nearer(numbers: Numbers, beta: float) -> Check:
     return Check(f"its mean ends about where it began, or further, at β = {beta:g}", text, mean > 1 / ABOUT)
 
 
-def _median_and_target_of_k3(numbers: Numbers, axis: Axes) -> None:
-    betas, target = numbers["betas"], [x["mean"] for x in numbers["optima apart"]]
-    color = style("k3-loss")["color"]
-    axis.plot(betas, numbers["median"]["k3-loss"], "s", ms=4, mfc="none", color=color, label="k3 as loss, median")
-    axis.plot(betas, target, "x", ms=5, color="black", label="π*_rev, exact mean")
-    axis.legend(*(x[-2:] for x in axis.get_legend_handles_labels()), fontsize=8, loc="upper left")
-
-
 FIG5_SAMPLES = [4, 16, 64]
 OTHER_BETA = 3.0
 
@@ -251,7 +233,6 @@ class Fig5:
     """
 
     def run(self, settings: Settings) -> Numbers:
-        """Where each method ends, by n."""
         methods = (*METHODS, *settings.arms)
         paths = {n: simulate(settings, n, BETA, settings.size(3000, 400), methods) for n in FIG5_SAMPLES}
         other = {n: simulate(settings, n, OTHER_BETA, settings.size(1000, 200), ("k3-loss",)) for n in (4, 64)}
@@ -279,20 +260,18 @@ class Fig5:
         ]
 
     def draw(self, numbers: Numbers, figure: Figure) -> None:
-        """Converged KL against n."""
         axis = figure.subplots()
         for name, look in bandits.looks(numbers["converged"]).items():
             mean, error = columns(numbers["converged"][name], "mean", "error")
             axis.errorbar(numbers["samples"], mean, error, marker="o", ms=4, capsize=3, **look)
         axis.axhline(1, color="#999999", lw=0.8)
-        axis.set(xscale="log", yscale="log", xlabel="samples n", ylabel="KL(π‖π*) / KL(ref‖π*) at the end")
-        axis.set_xticks(numbers["samples"], [str(n) for n in numbers["samples"]])
-        axis.set_xticks([], minor=True)
+        _label_samples(axis, numbers["samples"])
+        axis.set_ylabel("KL(π‖π*) / KL(ref‖π*) at the end")
         axis.set_title(f"means over {numbers['problems']} problems, ± 1 SE", fontsize=10)
         axis.legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
 
     def compare(self, numbers: Numbers) -> Comparison:
-        return _ends(numbers, [f"n = {n}" for n in numbers["samples"]])
+        return _ends(numbers, "n", numbers["samples"])
 
 
 FIG6_SAMPLES = [4, 16, 64, 256]
@@ -309,7 +288,6 @@ class Fig6:
     """
 
     def run(self, settings: Settings) -> Numbers:
-        """Where k3 as a loss ends, seen from either optimum."""
         steps = settings.size(3000, 400)
         paths = {n: simulate(settings, n, BETA, steps, METHOD) for n in FIG6_SAMPLES}
         # At a small β the reward's pull is weak and the way long: too long for a quick run.
@@ -318,18 +296,19 @@ class Fig6:
         star = {n: x.ends["k3-loss"] for n, x in paths.items()}
         star_rev = {n: x.forward_ends["k3-loss"] for n, x in paths.items()}
         first, last = FIG6_SAMPLES[0], FIG6_SAMPLES[-1]
+        quartiles = lambda x: [x[n].quantile(torch.tensor([0.25, 0.5, 0.75])).tolist() for n in FIG6_SAMPLES]
+        log_ratio = lambda above, under: over_repeats((above / under).log())
         return {
             "samples": FIG6_SAMPLES,
             "problems": len(star[first]),
-            "to π*": [_quartiles(star[n]) for n in FIG6_SAMPLES],
-            "to π*_rev": [_quartiles(star_rev[n]) for n in FIG6_SAMPLES],
+            "to π*": quartiles(star),
+            "to π*_rev": quartiles(star_rev),
             "log π* over π*_rev, other β": {
-                str(beta): over_repeats((x.ends["k3-loss"] / x.forward_ends["k3-loss"]).log())
-                for beta, x in swept.items()
+                str(beta): log_ratio(x.ends["k3-loss"], x.forward_ends["k3-loss"]) for beta, x in swept.items()
             },
-            "log π* over π*_rev, last": over_repeats((star[last] / star_rev[last]).log()),
-            "log first over last, π*_rev": over_repeats((star_rev[first] / star_rev[last]).log()),
-            "log first over last, π*": over_repeats((star[first] / star[last]).log()),
+            "log π* over π*_rev, last": log_ratio(star[last], star_rev[last]),
+            "log first over last, π*_rev": log_ratio(star_rev[first], star_rev[last]),
+            "log first over last, π*": log_ratio(star[first], star[last]),
         }
 
     def check(self, numbers: Numbers) -> list[Check]:
@@ -343,20 +322,12 @@ class Fig6:
         ]
 
     def draw(self, numbers: Numbers, figure: Figure) -> None:
-        """Converged KL to either optimum against n."""
         axis = figure.subplots()
-        for name, colour, line in (("to π*", ORANGE, "-"), ("to π*_rev", BLACK, "--")):
+        for name, colour, line in (("to π*", ORANGE, "o-"), ("to π*_rev", BLACK, "o--")):
             low, middle, high = zip(*numbers[name], strict=True)
-            axis.plot(
-                numbers["samples"], middle, marker="o", color=colour, linestyle=line, label=f"k3 as loss, KL {name}"
-            )
+            axis.plot(numbers["samples"], middle, line, color=colour, label=f"k3 as loss, KL {name}")
             axis.fill_between(numbers["samples"], low, high, color=colour, alpha=0.15, lw=0)
-        axis.set(xscale="log", yscale="log", xlabel="samples n", ylabel="KL / KL(ref‖π*) at the end")
+        _label_samples(axis, numbers["samples"])
+        axis.set_ylabel("KL / KL(ref‖π*) at the end")
         axis.set_title(f"medians of {numbers['problems']} problems; bands: quartiles", fontsize=10)
-        axis.set_xticks(numbers["samples"], [str(n) for n in numbers["samples"]])
-        axis.set_xticks([], minor=True)
         axis.legend()
-
-
-def _quartiles(x: Tensor) -> list[float]:
-    return x.quantile(torch.tensor([0.25, 0.5, 0.75])).tolist()
