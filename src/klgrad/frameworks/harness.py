@@ -16,10 +16,11 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    # The modules of the frameworks take these names from here.
+    from torch import Tensor as Tensor
 
-    from ..audit import Subject
-    from ..audit.probes import Batch
+    from ..audit import Subject as Subject
+    from ..audit.probes import Batch as Batch
     from ..core.term import Remedy
 
     Critic = Callable[[Batch], Tensor]
@@ -203,11 +204,11 @@ def named(title: str, settings: Mapping[str, object]) -> str:
     return " ".join([title, *(f"{name}={value}" for name, value in settings.items())])
 
 
-def subject(framework: str, name: str, loss: Callable[[Batch], Tensor], **more: Any) -> Subject:
-    """A loss of a framework to audit; `more` are further fields of `Subject`."""
+def subject(name: str, loss: Callable[[Batch], Tensor], **more: Any) -> Subject:
+    """A loss of a framework, whose name begins with that of the framework; `more` are further fields of `Subject`."""
     from ..audit import Subject
 
-    return Subject(name, "framework", loss, framework=framework, **more)
+    return Subject(name, "framework", loss, framework=name.split()[0], **more)
 
 
 def of_arrays(loss: Callable[[dict[str, Any]], Any], library: Literal["jax", "mlx"]) -> Callable[[Batch], Tensor]:

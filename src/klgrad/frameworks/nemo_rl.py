@@ -6,27 +6,16 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from ..errors import RunFileError
-from .formulae import (
-    OVER_COMPLETIONS,
-    OVER_TOKENS,
-    InReward,
-    estimate,
-    kl_subject,
-    number_or_none,
-    part_of,
-)
-from .framework import Default, Framework
+from .formulae import OVER_COMPLETIONS, OVER_TOKENS, InReward, estimate, kl_subject, number_or_none, part_of
+from .framework import Framework
 from .run_settings import EARLIER, KLPart, Reader, Run, Why
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from torch import Tensor
-
-    from ..audit import Subject
-    from ..audit.probes import Batch
     from ..targets import Verdict
     from .formulae import PerToken
+    from .harness import Batch, Subject, Tensor
 
 
 def terms_of(kind: str, *, to_sampler: bool, log_clamp: float | None = 20.0, clamp: float | None = 10.0) -> PerToken:
@@ -175,20 +164,9 @@ def _read_reward(run: Run, kind: str, estimator: str) -> KLPart:
     return _part(run, f"{name} token_level_loss={run['token_level_loss']}", form, caveat)
 
 
-FRAMEWORK = Framework(
+FRAMEWORK = Framework.of(
     "nemo-rl",
-    "NVIDIA-NeMo/RL",
-    "0.7.0",
     losses,
-    Default(
-        "k3 as a loss, reference_policy_kl_penalty=0.01",
-        "nemo-rl reference_policy_kl_type=k3 token_level_loss=True",
-    ),
-    files=(
-        "nemo_rl/algorithms/utils.py",
-        "nemo_rl/algorithms/loss/loss_functions.py",
-        "nemo_rl/algorithms/advantage_estimator.py",
-    ),
     reader=Reader(
         "NeMo-RL",
         KNOWN,
@@ -197,11 +175,5 @@ FRAMEWORK = Framework(
         beginnings=("loss_fn.",),
         harmless=HARMLESS,
         sections=(*DISTILLATION, *OTHER),
-        source="NVIDIA-NeMo/RL: nemo_rl/algorithms/loss/loss_functions.py, nemo_rl/algorithms/advantage_estimator.py, "
-        "examples/configs/grpo_math_1B.yaml; read on 2026-11-18 at 7ea279abf of 2026-08-22",
-    ),
-    caveats=(
-        "`use_kl_in_reward` takes `reference_policy_kl_type` too, which is k3 by default: in the reward that is the "
-        "reverse KL minus the forward KL.",
     ),
 )
