@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from .formulae import OVER_TOKENS, AsLoss, InReward, part_of, ratio_of
 from .framework import Framework
 from .harness import instead, load, subject
-from .run_settings import EARLIER, SEVERAL, KLPart, Reader, Run, Why
+from .run_settings import EARLIER, SEVERAL, KLPart, Reader, Run, Why, under
 
 if TYPE_CHECKING:
     from ..targets import Verdict
@@ -119,27 +119,17 @@ def modules() -> dict[str, ModuleType]:
 
 ACTOR, TEACHER = "actor.", "teacher."
 KNOWN: dict[str, object] = {
-    f"{ACTOR}kl_ctl": 0.1,
-    f"{ACTOR}kl_estimator": "k1",
-    f"{ACTOR}discount": 1.0,
-    f"{ACTOR}gae_lambda": 1.0,
-    f"{ACTOR}gae_timestep_unit": "token",
-    f"{ACTOR}adv_norm.std_level": "",
-    f"{ACTOR}ppo_n_minibatches": 4,
-    f"{TEACHER}rl_loss_weight": 1.0,
-    f"{TEACHER}distill_loss_weight": 0.005,
+    **under(ACTOR, kl_ctl=0.1, kl_estimator="k1", discount=1.0, gae_lambda=1.0, gae_timestep_unit="token"),
+    **under(f"{ACTOR}adv_norm.", std_level=""),
+    **under(ACTOR, ppo_n_minibatches=4),
+    **under(TEACHER, rl_loss_weight=1.0, distill_loss_weight=0.005),
     "rollout.max_head_offpolicyness": 0,
 }
 """The defaults of `PPOActorConfig` and `TeacherConfig`; that of a level of normalisation stands for none."""
 
 HARMLESS = (
-    f"{ACTOR}optimizer.",
-    "critic.",
-    "ref.",
-    f"{TEACHER}train.",
-    f"{TEACHER}rollout.",
-    "valid_dataset.",
-    "sglang.",
+    *(f"{ACTOR}optimizer.", f"{TEACHER}train.", f"{TEACHER}rollout."),
+    *("critic.", "ref.", "valid_dataset.", "sglang."),
 )
 LEVELS = ("", "batch", "group")
 NO_REFERENCE = (

@@ -23,7 +23,7 @@ from . import trl
 from .formulae import OVER_COMPLETIONS, OVER_TOKENS, SUM, AsLoss, part_of
 from .framework import Framework
 from .harness import bare, load, subject
-from .run_settings import EARLIER, Change, Reader, Run, Why, one_of
+from .run_settings import EARLIER, Change, Reader, Run, Why, one_of, under
 
 if TYPE_CHECKING:
     from .harness import Batch, Subject, Tensor
@@ -115,16 +115,9 @@ KNOWN: dict[str, object] = {
     "rl": "",
     f"{TRL}beta": None,
     "rl_beta": None,
-    f"{TRL}loss_type": None,
-    f"{TRL}use_bias_correction_kl": None,
-    f"{TRL}importance_sampling_level": None,
-    f"{TRL}num_iterations": None,
-    f"{TRL}use_vllm": False,
-    f"{TRL}use_liger_loss": None,
-    f"{TRL}async_prefetch": False,
-    f"{TRL}use_data_producer": False,
-    f"{TRL}skip_zero_advantage_batches": True,
-    f"{TRL}sync_ref_model": False,
+    **under(TRL, loss_type=None, use_bias_correction_kl=None, importance_sampling_level=None, num_iterations=None),
+    **under(TRL, use_vllm=False, use_liger_loss=None, async_prefetch=False, use_data_producer=False),
+    **under(TRL, skip_zero_advantage_batches=True, sync_ref_model=False),
     "gradient_accumulation_steps": 1,
 }
 """The defaults of `TRLConfig` of Axolotl; None is passed on to TRL as its own default."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import RunFileError
 from .formulae import OVER_COMPLETIONS, OVER_TOKENS, InReward, estimate, kl_subject, number_or_none, part_of
 from .framework import Framework
-from .run_settings import EARLIER, KLPart, Reader, Run, Why
+from .run_settings import EARLIER, KLPart, Reader, Run, Why, under
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -55,20 +55,14 @@ def losses() -> Iterator[Subject]:
 
 LOSS, GRPO, PPO = "loss_fn.", "grpo.", "ppo."
 KNOWN: dict[str, Any] = {
-    f"{LOSS}reference_policy_kl_penalty": 0.01,
-    f"{LOSS}reference_policy_kl_type": "k3",
-    f"{LOSS}kl_input_clamp_value": 20.0,
-    f"{LOSS}kl_output_clamp_value": 10.0,
-    f"{LOSS}use_on_policy_kl_approximation": False,
-    f"{LOSS}use_kl_in_reward": False,
-    f"{LOSS}token_level_loss": True,
+    **under(LOSS, reference_policy_kl_penalty=0.01, reference_policy_kl_type="k3"),
+    **under(LOSS, kl_input_clamp_value=20.0, kl_output_clamp_value=10.0, use_on_policy_kl_approximation=False),
+    **under(LOSS, use_kl_in_reward=False, token_level_loss=True),
     f"{GRPO}adv_estimator.name": "grpo",
-    f"{GRPO}num_prompts_per_step": 32,
-    f"{GRPO}num_generations_per_prompt": 16,
+    **under(GRPO, num_prompts_per_step=32, num_generations_per_prompt=16),
     f"{GRPO}async_grpo.enabled": False,
     f"{PPO}adv_estimator.name": "",
-    f"{PPO}num_prompts_per_step": 0,
-    f"{PPO}num_generations_per_prompt": 0,
+    **under(PPO, num_prompts_per_step=0, num_generations_per_prompt=0),
     "policy.train_global_batch_size": 512,
 }
 """The defaults of `ClippedPGLossConfig`, and those of the recipe grpo_math_1B, on which the others build.
@@ -77,11 +71,8 @@ Those of PPO stand for a recipe without that section.
 """
 
 HARMLESS = (
-    f"{GRPO}adv_estimator.",
-    f"{PPO}adv_estimator.",
-    "policy.optimizer.",
-    "policy.megatron_cfg.",
-    "policy.hf_config_overrides.",
+    *(f"{GRPO}adv_estimator.", f"{PPO}adv_estimator."),
+    *("policy.optimizer.", "policy.megatron_cfg.", "policy.hf_config_overrides."),
 )
 
 CLAMPS = (f"{LOSS}kl_input_clamp_value", f"{LOSS}kl_output_clamp_value")

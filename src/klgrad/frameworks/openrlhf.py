@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from .framework import Framework
 from .harness import bare, instead, load, named, subject, untrained
-from .run_settings import ADAPTS, SEVERAL, KLPart, Reader, Run, Why, one_of
+from .run_settings import ADAPTS, SEVERAL, KLPart, Reader, Run, Why, one_of, under
 
 if TYPE_CHECKING:
     from ..targets import Verdict
@@ -140,16 +140,10 @@ def policy_loss(**settings: object) -> Subject:
 # OpenRLHF: the flags of `openrlhf.cli.train_ppo_ray`.
 
 KNOWN: dict[str, object] = {
-    "algo.kl.init_coef": 0.01,
-    "algo.kl.use_loss": False,
-    "algo.kl.estimator": "k1",
-    "algo.kl.unbiased_gradient": False,
-    "algo.advantage.estimator": "gae",
-    "algo.advantage.no_std_norm": False,
-    "train.max_epochs": 1,
-    "train.batch_size": 128,
-    "rollout.batch_size": 1024,
-    "rollout.n_samples_per_prompt": 1,
+    **under("algo.kl.", init_coef=0.01, use_loss=False, estimator="k1", unbiased_gradient=False),
+    **under("algo.advantage.", estimator="gae", no_std_norm=False),
+    **under("train.", max_epochs=1, batch_size=128),
+    **under("rollout.", batch_size=1024, n_samples_per_prompt=1),
 }
 """The defaults of the settings that matter, read in the source of version 0.11.2."""
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import RunFileError
 from .framework import Framework
 from .harness import bare, instead, load, named, scores, standing_in, subject, untrained
-from .run_settings import ADAPTS, OTHER_PROGRAMS, SEVERAL, KLPart, Reader, Run, Why
+from .run_settings import ADAPTS, OTHER_PROGRAMS, SEVERAL, KLPart, Reader, Run, Why, under
 
 if TYPE_CHECKING:
     from .harness import Batch, Critic, Subject, Tensor
@@ -199,16 +199,9 @@ def policy_loss(kind: str, **correction: object) -> Subject:
 
 ALGORITHM = "trainer.algorithm."
 KNOWN: dict[str, object] = {
-    f"{ALGORITHM}use_kl_loss": True,
-    f"{ALGORITHM}use_kl_in_reward": False,
-    f"{ALGORITHM}kl_loss_coef": 0.001,
-    f"{ALGORITHM}kl_estimator_type": "k3",
-    f"{ALGORITHM}advantage_estimator": "grpo",
-    f"{ALGORITHM}grpo_norm_by_std": True,
-    f"{ALGORITHM}loss_reduction": "token_mean",
-    "trainer.train_batch_size": 1024,
-    "trainer.policy_mini_batch_size": 256,
-    "trainer.update_epochs_per_batch": 1,
+    **under(ALGORITHM, use_kl_loss=True, use_kl_in_reward=False, kl_loss_coef=0.001, kl_estimator_type="k3"),
+    **under(ALGORITHM, advantage_estimator="grpo", grpo_norm_by_std=True, loss_reduction=TOKEN_MEAN),
+    **under("trainer.", train_batch_size=1024, policy_mini_batch_size=256, update_epochs_per_batch=1),
 }
 """The defaults of the settings that matter, read in the source of version 0.4.0."""
 

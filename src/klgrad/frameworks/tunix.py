@@ -17,7 +17,7 @@ from ..errors import RunFileError
 from .formulae import OVER_COMPLETIONS, OVER_TOKENS, SUM as SUMMED, AsLoss, InReward, number_or_none, part_of
 from .framework import Framework
 from .harness import bare, instead, load, of_arrays, subject
-from .run_settings import EARLIER, SEVERAL, Change, KLPart, Reader, Run, Why
+from .run_settings import EARLIER, SEVERAL, Change, KLPart, Reader, Run, Why, under
 
 if TYPE_CHECKING:
     from ..audit import Subject
@@ -147,7 +147,7 @@ GRPO: dict[str, object] = {
 }
 PPO = {"beta": 0.04, "kl_method": "low_var_kl", "gamma": 1.0, "gae_lambda": 0.95, "num_iterations": 1}
 SECTIONS = {"grpo_config.": GRPO, "agentic_grpo_config.": GRPO, "ppo_config.": PPO}
-KNOWN = {f"{section}{name}": value for section, known in SECTIONS.items() for name, value in known.items()}
+KNOWN = {name: value for section, known in SECTIONS.items() for name, value in under(section, **known).items()}
 """The defaults of the classes, and not those of `base_config.yaml`, whose β is 0.08."""
 
 CLAMPS = tuple(f"{section}kl_clamp_value" for section in SECTIONS)
@@ -171,7 +171,7 @@ def read_config(given: dict[str, Any], _: str | None = None) -> Run:
         received = " and ".join(named) or "none of them"
         raise RunFileError(f"one of {', '.join(SECTIONS)}", received, "give the file of one algorithm")
     (section,) = named
-    run = Run("tunix", given, {f"{section}{x}": value for x, value in SECTIONS[section].items()}, section)
+    run = Run("tunix", given, under(section, **SECTIONS[section]), section)
     run.notes += [BETA] * (f"{section}beta" not in given)
     clamp = number_or_none(given, f"{section}kl_clamp_value", None)
     is_ppo = section == "ppo_config."
@@ -311,12 +311,7 @@ def _trainer() -> ModuleType:
 
 
 RL = "rl."
-MAXTEXT_KNOWN: dict[str, object] = {
-    f"{RL}grpo_beta": 0.08,
-    f"{RL}loss_agg_mode": PER_COMPLETION,
-    f"{RL}num_iterations": 1,
-    f"{RL}off_policy_steps": 0,
-}
+MAXTEXT_KNOWN = under(RL, grpo_beta=0.08, loss_agg_mode=PER_COMPLETION, num_iterations=1, off_policy_steps=0)
 NO_MODE = (
     "MaxText has no setting for Tunix's kl_loss_mode, whose default is k1: no setting makes this KL act. Pass "
     'kl_loss_mode="mse_kl" to GrpoConfig in train_rl.py.'

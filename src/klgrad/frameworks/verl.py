@@ -21,7 +21,7 @@ from ..errors import RunFileError
 from .formulae import number_or_none
 from .framework import Framework
 from .harness import instead, load, named, scores, subject, untrained
-from .run_settings import ADAPTS, OTHER_PROGRAMS, SEVERAL, Change, KLPart, Reader, Run, Why, as_type, one_of
+from .run_settings import ADAPTS, OTHER_PROGRAMS, SEVERAL, Change, KLPart, Reader, Run, Why, as_type, one_of, under
 
 if TYPE_CHECKING:
     from ..targets import Verdict
@@ -372,24 +372,15 @@ ACTOR, ALGORITHM = "actor_rollout_ref.actor.", "algorithm."
 DISTILLATION = "distillation."
 TEACHER_LOSS = f"{DISTILLATION}distillation_loss."
 KNOWN: dict[str, object] = {
-    f"{ACTOR}use_kl_loss": False,
-    f"{ACTOR}kl_loss_type": "low_var_kl",
-    f"{ACTOR}kl_loss_coef": 0.001,
-    f"{ACTOR}loss_agg_mode": "token-mean",
-    f"{ALGORITHM}use_kl_in_reward": False,
-    f"{ALGORITHM}kl_penalty": "kl",
+    **under(ACTOR, use_kl_loss=False, kl_loss_type="low_var_kl", kl_loss_coef=0.001, loss_agg_mode=TOKEN_MEAN),
+    **under(ALGORITHM, use_kl_in_reward=False, kl_penalty="kl"),
     f"{ALGORITHM}kl_ctrl.kl_coef": 0.001,
-    f"{ALGORITHM}adv_estimator": "gae",
-    f"{ALGORITHM}norm_adv_by_std_in_grpo": True,
-    f"{ACTOR}ppo_epochs": 1,
-    f"{ACTOR}ppo_mini_batch_size": 256,
+    **under(ALGORITHM, adv_estimator="gae", norm_adv_by_std_in_grpo=True),
+    **under(ACTOR, ppo_epochs=1, ppo_mini_batch_size=256),
     "data.train_batch_size": 1024,
     f"{DISTILLATION}enabled": False,
-    f"{TEACHER_LOSS}loss_mode": "k3",
-    f"{TEACHER_LOSS}use_policy_gradient": False,
-    f"{TEACHER_LOSS}use_task_rewards": True,
-    f"{TEACHER_LOSS}distillation_loss_coef": 1.0,
-    f"{TEACHER_LOSS}loss_max_clamp": None,
+    **under(TEACHER_LOSS, loss_mode="k3", use_policy_gradient=False, use_task_rewards=True),
+    **under(TEACHER_LOSS, distillation_loss_coef=1.0, loss_max_clamp=None),
 }
 """The defaults of the settings that matter; a test compares them with verl's."""
 
