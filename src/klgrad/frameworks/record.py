@@ -12,7 +12,7 @@ import sys
 from dataclasses import asdict, dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from packaging.version import Version
 
@@ -46,12 +46,6 @@ class Pull:
     coefficients: tuple[float | None, ...]
     cells: tuple[str, ...]
     refusal: str = ""
-
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> Pull:
-        """The inverse of `asdict`, of data that were JSON."""
-        tuples: dict[str, Any] = {name: tuple(data[name]) for name in ("coefficients", "cells")}
-        return cls(**data | tuples)
 
 
 SHOWN = ("looks ahead", "samples", "unit")
@@ -124,7 +118,8 @@ def recorded(framework: str) -> Recorded | None:
     data = json.loads(file.read_text(encoding="utf-8"))
     for field_name in ("verdicts", "words"):
         data[field_name] = {name: tuple(values) for name, values in data[field_name].items()}
-    data["pulls"] = {name: Pull.from_dict(pull) for name, pull in data["pulls"].items()}
+    tuples = lambda pull: {part: tuple(pull[part]) for part in ("coefficients", "cells")}
+    data["pulls"] = {name: Pull(**pull | tuples(pull)) for name, pull in data["pulls"].items()}
     data["history"] = [tuple(entry) for entry in data["history"]]
     return Recorded(**data)
 
