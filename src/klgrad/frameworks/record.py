@@ -47,6 +47,11 @@ class Pull:
     cells: tuple[str, ...]
     refusal: str = ""
 
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Pull:
+        """The inverse of `asdict`, of data that were JSON."""
+        return cls(**data | {name: tuple(data[name]) for name in ("coefficients", "cells")})
+
 
 SHOWN = ("looks ahead", "samples", "unit")
 """Parts that are told beside the divergence, in a line."""
@@ -118,8 +123,7 @@ def recorded(framework: str) -> Recorded | None:
     data = json.loads(file.read_text(encoding="utf-8"))
     for field_name in ("verdicts", "words"):
         data[field_name] = {name: tuple(values) for name, values in data[field_name].items()}
-    tuples = lambda pull: {part: tuple(pull[part]) for part in ("coefficients", "cells")}
-    data["pulls"] = {name: Pull(**pull | tuples(pull)) for name, pull in data["pulls"].items()}
+    data["pulls"] = {name: Pull.from_dict(pull) for name, pull in data["pulls"].items()}
     data["history"] = [tuple(entry) for entry in data["history"]]
     return Recorded(**data)
 
