@@ -12,7 +12,7 @@ import sys
 from dataclasses import asdict, dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from packaging.version import Version
 
@@ -50,7 +50,8 @@ class Pull:
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Pull:
         """The inverse of `asdict`, of data that were JSON."""
-        return cls(**data | {name: tuple(data[name]) for name in ("coefficients", "cells")})
+        tuples: dict[str, Any] = {name: tuple(data[name]) for name in ("coefficients", "cells")}
+        return cls(**data | tuples)
 
 
 SHOWN = ("looks ahead", "samples", "unit")
