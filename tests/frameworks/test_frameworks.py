@@ -346,14 +346,11 @@ def test_the_exact_gradient_is_that_of_the_formula_written_down(setting, on_poli
     (SINGLE if setting.startswith(IN_FLOAT32) else EXACT).check_vector(found, independent)
 
 
-def test_what_is_not_installed_is_a_line_with_the_remedy():
+def test_what_is_not_installed_or_not_tested_is_a_line_with_the_remedy():
     absent = replace(FRAMEWORKS["trl"], name="nosuch", distribution="no-such-trainer", tested="1.2.3")
     assert absent.remark == "nosuch is not installed: pip install 'no-such-trainer==1.2.3'"
     with pytest.raises(NotAuditableError, match=r"pip install .no-such-trainer==1\.2\.3."):
         absent.subjects()
-
-
-def test_an_untested_version_is_audited_and_says_so():
     other = replace(FRAMEWORKS["trl"], name="torch", distribution="torch", tested="0.0.1")
     assert other.remark.startswith("torch 2.")
     assert other.remark.endswith("is not the tested version (0.0.1); it is audited anyway")

@@ -128,37 +128,24 @@ def test_a_script_of_verl_with_klgrad_beside_its_own_kl(read):
     assert run.changes[-1].name == "klgrad.ratio"
 
 
-@pytest.mark.slow
-def test_the_declared_kl_of_a_run_of_verl_gets_its_verdict(read):
-    pytest.importorskip("verl.workers")
-    mode = "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum"
-    (found,) = find(read(f"main_ppo +klgrad.level=token +klgrad.ratio=prefix +klgrad.ratio_bound=none {mode}"))
-    assert (found.verdict, found.verdict_off_policy) == ("reverse-kl-token", "reverse-kl-token")
-    assert found.source == "audited here with verl 0.9.1"
-
-
 TOKEN_SUM = {f"{ACTOR}loss_agg_mode": "token-sum"}
+UNBOUNDED = {"klgrad.level": "token", "klgrad.ratio_bound": "none"}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("settings", "verdicts"),
+    ("settings", "off_policy"),
     [
-        (
-            {f"{ACTOR}use_kl_loss": True, f"{ACTOR}kl_loss_type": "k3+"},
-            ("reverse-kl-token", "squared-token"),
-        ),
-        (
-            {"klgrad.level": "token", "klgrad.ratio": "token", "klgrad.ratio_bound": "none"},
-            ("reverse-kl-token", "reverse-kl-token-sampler"),
-        ),
+        ({f"{ACTOR}use_kl_loss": True, f"{ACTOR}kl_loss_type": "k3+", **TOKEN_SUM}, "squared-token"),
+        ({**UNBOUNDED, "klgrad.ratio": "token", **TOKEN_SUM}, "reverse-kl-token-sampler"),
+        ({**UNBOUNDED, "klgrad.ratio": "prefix", f"{ACTOR}loss_agg_mode": "seq-mean-token-sum"}, "reverse-kl-token"),
     ],
 )
-def test_a_sum_over_the_tokens_of_the_batch_has_the_verdict_of_its_mean_over_rows(settings, verdicts, read):
+def test_sums_over_tokens_or_completions_get_the_verdict_of_a_mean_over_rows(settings, off_policy, read):
     pytest.importorskip("verl.workers")
-    (found,) = find(read({**settings, **TOKEN_SUM}))
-    assert (found.verdict, found.verdict_off_policy) == verdicts
-    assert found.holds == "always"
+    (found,) = find(read(settings))
+    assert (found.verdict, found.verdict_off_policy, found.holds) == ("reverse-kl-token", off_policy, "always")
+    assert found.source == "audited here with verl 0.9.1"
 
 
 def test_a_sum_over_the_tokens_of_the_batch_is_not_said_to_divide_by_lengths(read):
@@ -331,7 +318,7 @@ def test_shell_scripts(text, expected, read):
     assert run.trainer == "GRPOTrainer"
 
 
-def test_a_default_of_the_environment_is_noted(read):
+def test_what_is_from_outside_of_a_script_is_noted(read):
     run = read("B=${BETA:-0.04}\ntrl grpo --beta $B --num_iterations ${N-2} $EXTRA ${MORE:-}")
     assert (run.settings["beta"], run.settings["num_iterations"]) == (0.04, 2)
     assert run.notes == [
@@ -339,15 +326,9 @@ def test_a_default_of_the_environment_is_noted(read):
         "`num_iterations` is 2 unless $N is another.",
         "The script does not set $EXTRA: settings in it are not read.",
     ]
-
-
-def test_the_arguments_of_the_script_are_noted(read):
-    run = read('trl grpo --beta ${1:-0.04} --use_vllm "$@"')
-    assert (run.settings["beta"], run.settings["use_vllm"]) == (0.04, True)
-    assert run.notes == [
-        "The script's own arguments are not read.",
-        "`beta` is 0.04 unless $1 is another.",
-    ]
+    own = read('trl grpo --beta ${1:-0.04} --use_vllm "$@"')
+    assert (own.settings["beta"], own.settings["use_vllm"]) == (0.04, True)
+    assert own.notes == ["The script's own arguments are not read.", "`beta` is 0.04 unless $1 is another."]
 
 
 COMPUTED = {
@@ -703,13 +684,10 @@ def test_the_lines_to_change_lead_to_the_reverse_kl(settings, read, changed):
     assert better.target == run.target
     known = recorded(run.framework).verdicts
     assert [known[part.loss][0] for part in better.parts] == [run.target]
-
-
-def test_the_changes_that_are_not_optional_are_those_of_large_batches(read, changed):
-    for settings in TRL_RUNS:
-        better = changed(read(settings), optional=False)
-        assert [change.name for change in better.changes if not change.optional] == []
-        assert better.settings["loss_type"] not in ("grpo", "sapo")
+    if settings in TRL_RUNS:  # those that are not optional are those of large batches
+        large = changed(run, optional=False)
+        assert [change.name for change in large.changes if not change.optional] == []
+        assert large.settings["loss_type"] not in ("grpo", "sapo")
 
 
 def test_recorded_where_the_framework_is_not_installed(nothing_installed):
