@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from .formulae import OVER_TOKENS, AsLoss, InReward, part_of, ratio_of
 from .framework import Framework
-from .harness import instead, load, subject
+from .harness import load, subject
 from .run_settings import EARLIER, SEVERAL, KLPart, Reader, Run, Why, under
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def in_reward(kind: str, *, whitened: bool = False, has_reference: bool = True) 
 
     name = f"areal kl_ctl kl_estimator={kind}{' adv_norm.std_level=batch' if whitened else ''}"
     k1, unwhitened = "" if kind == "k1" else "actor.kl_estimator=k1", "actor.adv_norm=null" if whitened else ""
-    return subject(name, loss, instead=instead(k1=k1, unwhitened=unwhitened))
+    return subject(name, loss, k1=k1, unwhitened=unwhitened)
 
 
 def distilled(rl_loss_weight: float) -> Subject:

@@ -14,7 +14,7 @@ from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from .framework import Framework
-from .harness import bare, instead, load, of_arrays, subject
+from .harness import bare, load, of_arrays, subject
 
 if TYPE_CHECKING:
     from ..audit import Subject
@@ -69,10 +69,8 @@ def _ppo(estimator: str, *, whiten: bool) -> Subject:
         return step(_state(x), batch, 0, 0.2, 0.0, 0.2, 0.0, None, is_training=False).loss
 
     name = f"easydel ppo kl_estimator={estimator} whiten_advantages={whiten}"
-    better = instead(
-        k1="" if estimator == "k1" else "kl_estimator=k1", unwhitened="whiten_advantages=False" if whiten else ""
-    )
-    return subject(name, of_arrays(loss, "jax"), instead=better)
+    k1, unwhitened = "" if estimator == "k1" else "kl_estimator=k1", "whiten_advantages=False" if whiten else ""
+    return subject(name, of_arrays(loss, "jax"), k1=k1, unwhitened=unwhitened)
 
 
 def _gkd(beta: float) -> Subject:

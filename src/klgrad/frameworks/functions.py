@@ -14,7 +14,7 @@ from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from .framework import Framework
-from .harness import bare, instead, load, named, of_arrays, subject
+from .harness import bare, load, named, of_arrays, subject
 
 if TYPE_CHECKING:
     from .harness import Batch, Subject, Tensor
@@ -349,8 +349,7 @@ def _twinkle_in_reward(normalize: bool, gae_lambda: float) -> Subject:
         return policy_loss(labels, outputs, old_logps=batch.old_logp, advantages=advantages).loss
 
     name = f"twinkle kl_coef normalize_advantages={normalize} gae_lambda={gae_lambda:g}"
-    better = instead(unwhitened="normalize_advantages=False" if normalize else "")
-    return subject(name, loss, instead=better)
+    return subject(name, loss, unwhitened="normalize_advantages=False" if normalize else "")
 
 
 def _twinkle_distilled(beta: float) -> Subject:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import RunFileError
 from .formulae import OVER_COMPLETIONS, OVER_TOKENS, SUM, AsLoss, InReward, InScore, part_of
 from .framework import Framework
-from .harness import bare, instead, load, subject
+from .harness import bare, load, subject
 from .run_settings import SEVERAL, Change, KLPart, Reader, Run, Why
 
 if TYPE_CHECKING:
@@ -81,9 +81,7 @@ def in_reward(estimator: str) -> Subject:
         return _loss(trainer, batch, advantage.expand_advantage_to_per_token(advantages, batch.mask))
 
     name = f"ms-swift kl_in_reward advantage_estimator={estimator} loss_type=dr_grpo"
-    whitened = SCALED_BY[estimator] == "batch"
-    better = instead(unwhitened="advantage_estimator=rloo" if whitened else "")
-    return subject(name, loss, instead=better)
+    return subject(name, loss, unwhitened="advantage_estimator=rloo" if SCALED_BY[estimator] == "batch" else "")
 
 
 def _loss(trainer: Any, batch: Batch, advantages: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from .framework import Framework
-from .harness import bare, instead, load, named, subject, untrained
+from .harness import bare, load, named, subject, untrained
 from .run_settings import ADAPTS, SEVERAL, KLPart, Reader, Run, Why, one_of, under
 
 if TYPE_CHECKING:
@@ -71,11 +71,8 @@ def in_reward(estimator: str, advantage: str, *, lambd: float = 1.0, critic: Cri
         return policy_loss(batch.logp, batch.old_logp, experience.advantages, action_mask=experience.action_mask)[0]
 
     name = f"openrlhf algo.kl in reward estimator={estimator} advantage={advantage}"
-    better = instead(
-        k1="" if estimator == "k1" else "--algo.kl.estimator k1",
-        unwhitened="--algo.advantage.estimator rloo" if advantage == "gae critic=0" else "",
-    )
-    return subject(name, loss, instead=better)
+    unwhitened = "--algo.advantage.estimator rloo" if advantage == "gae critic=0" else ""
+    return subject(name, loss, k1="" if estimator == "k1" else "--algo.kl.estimator k1", unwhitened=unwhitened)
 
 
 def _maker(advantage: str, lambd: float, group_size: int) -> Any:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 from .framework import Framework
-from .harness import bare, instead, load, subject
+from .harness import bare, load, subject
 
 if TYPE_CHECKING:
     from .harness import Batch, Subject, Tensor
@@ -68,7 +68,7 @@ def in_advantage(kind: str) -> Subject:
         return _megatron_loss(batch, advantages, "kl", SUM, kl_beta=0.0)
 
     name = f"rlinf adv_type=reinpp reinpp_kl_beta kl_penalty_type={kind}"
-    return subject(name, loss, instead=instead(unwhitened="another adv_type, with kl_beta"))
+    return subject(name, loss, unwhitened="another adv_type, with kl_beta")
 
 
 class _Stop(Exception):

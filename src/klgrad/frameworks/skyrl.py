@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import RunFileError
 from .framework import Framework
-from .harness import bare, instead, load, named, scores, standing_in, subject, untrained
+from .harness import bare, load, named, scores, standing_in, subject, untrained
 from .run_settings import ADAPTS, OTHER_PROGRAMS, SEVERAL, KLPart, Reader, Run, Why, under
 
 if TYPE_CHECKING:
@@ -95,12 +95,8 @@ def in_reward(
         )[0]
 
     name = f"skyrl use_kl_in_reward estimator={estimator} advantage={advantage} {more}".rstrip()
-    whitened = advantage.split()[0] in WHITENED
-    better = instead(
-        k1="" if estimator == "k1" else "kl_estimator_type=k1",
-        unwhitened="advantage_estimator=rloo" if whitened else "",
-    )
-    return subject(name, loss, instead=better)
+    unwhitened = "advantage_estimator=rloo" if advantage.split()[0] in WHITENED else ""
+    return subject(name, loss, k1="" if estimator == "k1" else "kl_estimator_type=k1", unwhitened=unwhitened)
 
 
 @cache

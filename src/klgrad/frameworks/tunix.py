@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import RunFileError
 from .formulae import OVER_COMPLETIONS, OVER_TOKENS, SUM as SUMMED, AsLoss, InReward, number_or_none, part_of
 from .framework import Framework
-from .harness import bare, instead, load, of_arrays, subject
+from .harness import bare, load, of_arrays, subject
 from .run_settings import EARLIER, SEVERAL, Change, KLPart, Reader, Run, Why, under
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def in_reward(method: str, gae_lambda: float) -> Subject:
 
     name = f"tunix ppo kl_method={method} gae_lambda={gae_lambda:g}"
     # GAE ends with a division by the standard deviation of the batch.
-    return subject(name, of_arrays(loss, "jax"), instead=instead(k1="" if method == "kl" else "kl_method=kl"))
+    return subject(name, of_arrays(loss, "jax"), k1="" if method == "kl" else "kl_method=kl")
 
 
 def _ppo_learner(config: Any, x: dict[str, Any]) -> Any:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import RunFileError
 from .formulae import number_or_none
 from .framework import Framework
-from .harness import instead, load, named, scores, subject, untrained
+from .harness import load, named, scores, subject, untrained
 from .run_settings import ADAPTS, OTHER_PROGRAMS, SEVERAL, Change, KLPart, Reader, Run, Why, as_type, one_of, under
 
 if TYPE_CHECKING:
@@ -98,9 +98,8 @@ def in_reward(kind: str, advantage: str, *, lam: float = 1.0, critic: Critic = u
         return ppo_loss(actor(loss_agg_mode=SUM), *micro_batch(batch, data.batch["advantages"]))[0]
 
     name = f"verl use_kl_in_reward kl_penalty={kind} adv_estimator={advantage}"
-    whitened = advantage.split()[0] in WHITENED
-    better = instead(k1="" if kind == "kl" else "kl_penalty=kl", unwhitened="adv_estimator=rloo" if whitened else "")
-    return subject(name, loss, instead=better)
+    unwhitened = "adv_estimator=rloo" if advantage.split()[0] in WHITENED else ""
+    return subject(name, loss, k1="" if kind == "kl" else "kl_penalty=kl", unwhitened=unwhitened)
 
 
 def _distilled(mode: str, policy_gradient: bool, clamp: float | None = None) -> Subject:
