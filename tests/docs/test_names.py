@@ -40,7 +40,7 @@ def test_a_dotted_name_exists():
 def words_of_the_project():
     found = set()
     for path in (path for folder in SOURCES for path in (ROOT / folder).rglob("*") if OWN not in path.parents):
-        if path.suffix in (".py", ".json", ".yaml", ".css", ".html", ".csv"):
+        if path.suffix in (".py", ".json", ".yaml", ".toml", ".css", ".html", ".csv"):
             found |= set(re.findall(r"\w+", f"{path.stem} {path.read_text(encoding='utf-8')}"))
     return found | {word for file in FILES for word in re.findall(r"\w+", (ROOT / file).read_text(encoding="utf-8"))}
 

@@ -20,18 +20,9 @@ from klgrad.frameworks.trl import TRAINERS
 from klgrad.frameworks.verl import KNOWN as VERL
 
 FILES = Path(__file__).parent / "run_files"
-
-
-def run_of(tmp_path, settings, framework=None):
-    path = tmp_path / "run.json"
-    path.write_text(json.dumps(settings))
-    return read_run(path, framework)
-
-
-def changed(tmp_path, run, *, optional=True):
-    """The same run with the lines that it is told to change."""
-    lines = {change.name: change.value for change in run.changes if optional or not change.optional}
-    return run_of(tmp_path, {**run.settings, **lines}, run.framework)
+ACTOR = "actor_rollout_ref.actor."
+ENGINE = "sampled with an inference engine, whose log-probs differ from those of the trainer"
+VLLM = ENGINE.replace("an inference engine", "vLLM")
 
 
 def advised(*arguments, status=0):
@@ -48,22 +39,57 @@ def nothing_installed(monkeypatch):
 # Reading
 
 
-def test_a_file_of_trl():
-    run = read_run(FILES / "grpo.yaml")
-    assert (run.framework, run.trainer) == ("trl", "GRPOTrainer")
-    assert run.settings["beta"] == 0.04  # 4e-2, which YAML calls a string
-    assert run.given == ["beta", "loss_type", "use_bias_correction_kl", "num_iterations"]
-    assert [part.place for part in run.parts] == ["loss"]
-    assert run.stale == [f"num_iterations=2: {SEVERAL}"]
-    assert [(c.name, c.value, c.was) for c in run.changes] == [("use_bias_correction_kl", True, False)]
+VERL_LOSS, OPENRLHF_LOSS = "verl use_kl_loss kl_loss_type=", "openrlhf algo.kl.use_loss estimator="
+DR_GRPO = "trl grpo loss_type=dr_grpo importance_sampling_level=token use_bias_correction_kl=False"
+IN_FILES = {
+    "grpo.yaml": ("0.04 " + DR_GRPO, "use_bias_correction_kl", f"num_iterations=2: {SEVERAL}"),  # 4e-2 in YAML is text
+    "rloo.yaml": ("0.05 trl rloo normalize_advantages=True", "normalize_advantages", ""),
+    "grpo_arguments.py": (f"0.04 {DR_GRPO} use_vllm=True", "use_bias_correction_kl", None),
+    "verl.sh": (f"0.001 {VERL_LOSS}low_var_kl loss_agg_mode=token-mean", "kl_loss_type loss_agg_mode", None),
+    "verl_variables.sh": (f"0.002 {VERL_LOSS}low_var_kl+ loss_agg_mode=seq-mean-token-sum", "", ENGINE),
+    "openrlhf.sh": (f"0.001 {OPENRLHF_LOSS}k3 unbiased_gradient=False", "unbiased_gradient", None),
+    # 64 times 8 completions, and 512 in an update
+    "openrlhf_old.sh": (f"1e-05 {OPENRLHF_LOSS}k3 unbiased_gradient=False", "unbiased_gradient", VLLM),
+    "skyrl.yaml": ("0.001 skyrl use_kl_loss kl_estimator_type=k3", "kl_estimator_type", ENGINE),
+}
+"""The KL of a file, the settings to change, and why its samples are stale; None is not compared."""
 
 
-def test_a_file_of_rloo():
-    run = read_run(FILES / "rloo.yaml")
-    assert (run.trainer, run.target) == ("RLOOTrainer", "reverse-kl-sequence")
-    assert [part.loss for part in run.parts] == ["trl rloo normalize_advantages=True"]
-    assert [change.name for change in run.changes] == ["normalize_advantages"]
-    assert run.stale == []
+@pytest.mark.parametrize("file", IN_FILES)
+def test_files(file):
+    run = read_run(FILES / file)
+    (part,) = run.parts
+    kl, changes, stale = IN_FILES[file]
+    assert f"{part.coefficient:g} {part.loss}" == kl
+    assert [change.name.split(".")[-1] for change in run.changes] == changes.split()
+    assert stale is None or "; ".join(run.stale) == stale
+
+
+def test_more_of_the_files():
+    grpo, rloo, arguments = (read_run(FILES / name) for name in ("grpo.yaml", "rloo.yaml", "grpo_arguments.py"))
+    assert (grpo.framework, grpo.trainer, grpo.parts[0].place) == ("trl", "GRPOTrainer", "loss")
+    assert grpo.given == ["beta", "loss_type", "use_bias_correction_kl", "num_iterations"]
+    assert [(c.name, c.value, c.was) for c in grpo.changes] == [("use_bias_correction_kl", True, False)]
+    assert (rloo.trainer, rloo.target) == ("RLOOTrainer", "reverse-kl-sequence")
+    assert (arguments.settings["num_iterations"], arguments.settings["steps_per_generation"]) == (2, 4)
+    assert read_run(FILES / "skyrl.yaml").changes[0].value == "k2"
+    assert read_run(FILES / "openrlhf_old.sh").changes[0].why.endswith("; releases with the old flags lack it")
+    verl, variables = read_run(FILES / "verl.sh"), read_run(FILES / "verl_variables.sh")
+    assert verl.given == [name for name in VERL if name in verl.given]
+    assert verl.settings["algorithm.adv_estimator"] == "grpo"
+    sizes = ("data.train_batch_size", "actor_rollout_ref.actor.ppo_mini_batch_size")
+    assert [variables.settings[name] for name in sizes] == [128, 128]
+    assert variables.notes == [
+        "The script's own arguments are not read.",
+        "`actor_rollout_ref.actor.kl_loss_coef` is 0.002 unless $KL_COEF is another.",
+    ]
+    both = read_run(FILES / "verl.yaml")  # every batch is used once
+    assert [part.loss for part in both.parts] == [
+        f"{VERL_LOSS}mse loss_agg_mode=seq-mean-token-sum",
+        "verl use_kl_in_reward kl_penalty=low_var_kl adv_estimator=grpo",
+    ]
+    assert [change.name.split(".")[-1] for change in both.changes] == ["kl_penalty", "norm_adv_by_std_in_grpo"]
+    assert both.stale == [ENGINE]
 
 
 @pytest.mark.parametrize("trainer", [{"loss_type": "dapo"}, {"normalize_advantages": True}])
@@ -71,18 +97,15 @@ def test_a_file_of_rloo():
     ("size", "accumulated", "processes"),
     [(64, 1, 8), (64, 2, 4), ("64", 3, 3), (16, 2, None), (8, 2, None), ("None", 1, None)],
 )
-def test_a_generation_above_one_update_is_stale_with_few_processes(size, accumulated, processes, trainer, tmp_path):
+def test_a_generation_above_one_update_is_stale_with_few_processes(size, accumulated, processes, trainer, read):
     sizes = {"generation_batch_size": size, "gradient_accumulation_steps": accumulated}
-    run = run_of(tmp_path, {**trainer, **sizes})
+    run = read({**trainer, **sizes})
     above = f"per_device_train_batch_size=8 times gradient_accumulation_steps={accumulated}"
     reason = f"generation_batch_size={size} above {above}: {SEVERAL}, unless there are at least {processes} processes"
     assert run.stale == ([reason] if processes else [])
-    assert run_of(tmp_path, {**trainer, **sizes, "per_device_train_batch_size": 64}).stale == []
-
-
-def test_steps_of_a_generation_above_those_of_an_update_are_stale(tmp_path):
-    run = run_of(tmp_path, {"loss_type": "dapo", "steps_per_generation": "4", "gradient_accumulation_steps": 2})
-    assert run.stale == [f"steps_per_generation=4 above gradient_accumulation_steps=2: {SEVERAL}"]
+    assert read({**trainer, **sizes, "per_device_train_batch_size": 64}).stale == []
+    steps = read({**trainer, "steps_per_generation": "4", "gradient_accumulation_steps": 2}).stale
+    assert steps == [f"steps_per_generation=4 above gradient_accumulation_steps=2: {SEVERAL}"]
 
 
 def test_a_file_of_verl_with_klgrad():
@@ -96,108 +119,68 @@ def test_a_file_of_verl_with_klgrad():
     assert run.notes == []
 
 
-def test_a_script_of_verl_with_klgrad_beside_its_own_kl(tmp_path):
-    script = tmp_path / "run.sh"
+def test_a_script_of_verl_with_klgrad_beside_its_own_kl(read):
     own = "actor_rollout_ref.actor.use_kl_loss=True actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum"
-    script.write_text(f"python -m verl.trainer.main_ppo +klgrad.coef=1e-2 +klgrad.level=token {own}")
-    run = read_run(script)
+    run = read(f"python -m verl.trainer.main_ppo +klgrad.coef=1e-2 +klgrad.level=token {own}")
     assert [part.place for part in run.parts] == ["loss", "loss"]
     assert run.parts[1].coefficient == 0.01
     assert run.notes == ["klgrad refuses to train beside a KL of verl's own: switch one of them off."]
     assert run.changes[-1].name == "klgrad.ratio"
 
 
+TOKEN_SUM = {f"{ACTOR}loss_agg_mode": "token-sum"}
+UNBOUNDED = {"klgrad.level": "token", "klgrad.ratio_bound": "none"}
+
+
 @pytest.mark.slow
-def test_the_declared_kl_of_a_run_of_verl_gets_its_verdict(tmp_path):
+@pytest.mark.parametrize(
+    ("settings", "off_policy"),
+    [
+        ({f"{ACTOR}use_kl_loss": True, f"{ACTOR}kl_loss_type": "k3+", **TOKEN_SUM}, "squared-token"),
+        ({**UNBOUNDED, "klgrad.ratio": "token", **TOKEN_SUM}, "reverse-kl-token-sampler"),
+        ({**UNBOUNDED, "klgrad.ratio": "prefix", f"{ACTOR}loss_agg_mode": "seq-mean-token-sum"}, "reverse-kl-token"),
+    ],
+)
+def test_sums_over_tokens_or_completions_get_the_verdict_of_a_mean_over_rows(settings, off_policy, read):
     pytest.importorskip("verl.workers")
-    script = tmp_path / "run.sh"
-    mode = "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum"
-    script.write_text(f"main_ppo +klgrad.level=token +klgrad.ratio=prefix +klgrad.ratio_bound=none {mode}")
-    (found,) = find(read_run(script))
-    assert (found.verdict, found.verdict_off_policy) == ("reverse-kl-token", "reverse-kl-token")
+    (found,) = find(read(settings))
+    assert (found.verdict, found.verdict_off_policy, found.holds) == ("reverse-kl-token", off_policy, "always")
     assert found.source == "audited here with verl 0.9.1"
 
 
-TOKEN_SUM = {"actor_rollout_ref.actor.loss_agg_mode": "token-sum"}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("settings", "verdicts"),
-    [
-        (
-            {"actor_rollout_ref.actor.use_kl_loss": True, "actor_rollout_ref.actor.kl_loss_type": "k3+"},
-            ("reverse-kl-token", "squared-token"),
-        ),
-        (
-            {"klgrad.level": "token", "klgrad.ratio": "token", "klgrad.ratio_bound": "none"},
-            ("reverse-kl-token", "reverse-kl-token-sampler"),
-        ),
-    ],
-)
-def test_a_sum_over_the_tokens_of_the_batch_has_the_verdict_of_its_mean_over_rows(settings, verdicts, tmp_path):
-    pytest.importorskip("verl.workers")
-    (found,) = find(run_of(tmp_path, {**settings, **TOKEN_SUM}))
-    assert (found.verdict, found.verdict_off_policy) == verdicts
-    assert found.holds == "always"
-
-
-def test_a_sum_over_the_tokens_of_the_batch_is_not_said_to_divide_by_lengths(tmp_path):
+def test_a_sum_over_the_tokens_of_the_batch_is_not_said_to_divide_by_lengths(read):
     settings = {"algorithm.use_kl_in_reward": True, "algorithm.adv_estimator": "rloo", **TOKEN_SUM}
-    (part,) = run_of(tmp_path, settings).parts
+    (part,) = read(settings).parts
     assert part.caveat.endswith("token-sum is the same times the number of completions.")
 
 
-def test_a_file_of_verl_with_two_kls():
-    run = read_run(FILES / "verl.yaml")
-    assert [part.loss for part in run.parts] == [
-        "verl use_kl_loss kl_loss_type=mse loss_agg_mode=seq-mean-token-sum",
-        "verl use_kl_in_reward kl_penalty=low_var_kl adv_estimator=grpo",
-    ]
-    assert [change.name.split(".")[-1] for change in run.changes] == ["kl_penalty", "norm_adv_by_std_in_grpo"]
-    assert len(run.stale) == 1  # the inference engine; every batch is used once
+IN_REWARD = {
+    "algorithm.": {"use_kl_in_reward": True},
+    "trainer.algorithm.": {"use_kl_loss": False, "use_kl_in_reward": True, "kl_estimator_type": "k1"},
+}
+WHITENED = {
+    "algorithm.": ("gae", "reinforce_plus_plus", "reinforce_plus_plus_baseline"),
+    "trainer.algorithm.": ("gae", "reinforce++"),
+}
+"""The advantages that verl and SkyRL whiten."""
+
+PLAIN = {"algorithm.": ("remax", "opo", "gpg", "gdpo", "rloo_vectorized", "my_own"), "trainer.algorithm.": ("my_own",)}
+ADVANTAGES = [(x, name, known is WHITENED) for known in (WHITENED, PLAIN) for x in known for name in known[x]]
 
 
-@pytest.mark.parametrize(
-    ("estimator", "whitened"),
-    [
-        ("gae", True),
-        ("reinforce_plus_plus", True),
-        ("reinforce_plus_plus_baseline", True),
-        ("remax", False),
-        ("opo", False),
-        ("gpg", False),
-        ("gdpo", False),
-        ("rloo_vectorized", False),
-        ("my_own", False),
-    ],
-)
-def test_only_whitened_advantages_of_verl_are_said_to_divide_the_kl(estimator, whitened, tmp_path, nothing_installed):
-    run = run_of(tmp_path, {"algorithm.use_kl_in_reward": True, "algorithm.adv_estimator": estimator})
+@pytest.mark.parametrize(("section", "estimator", "whitened"), ADVANTAGES)
+def test_only_whitened_advantages_are_said_to_divide_the_kl(section, estimator, whitened, read, nothing_installed):
+    name = {"algorithm.": "adv_estimator", "trainer.algorithm.": "advantage_estimator"}[section]
+    run = read({f"{section}{x}": value for x, value in {**IN_REWARD[section], name: estimator}.items()})
     change, _ = run.changes  # the other one is the reduction
-    assert (change.name, change.value) == ("algorithm.adv_estimator", "rloo")
+    assert (change.name, change.value) == (f"{section}{name}", "rloo")
     assert ("standard deviation" in change.why) == whitened
     assert (change.why == "this estimator is not audited") == (not whitened)
     (found,) = find(run)
     assert (found.source == "not audited: no audit has these settings") == (not found.verdict)
     assert whitened or not found.verdict
-
-
-def test_scripts():
-    verl = read_run(FILES / "verl.sh")
-    assert verl.given == [name for name in VERL if name in verl.given]
-    assert verl.settings["algorithm.adv_estimator"] == "grpo"
-    assert verl.parts[0].loss == "verl use_kl_loss kl_loss_type=low_var_kl loss_agg_mode=token-mean"
-    openrlhf = read_run(FILES / "openrlhf.sh")
-    assert openrlhf.parts[0].loss == "openrlhf algo.kl.use_loss estimator=k3 unbiased_gradient=False"
-    assert openrlhf.parts[0].coefficient == 0.001
-    assert [change.name for change in openrlhf.changes] == ["algo.kl.unbiased_gradient"]
-
-
-def python_run(tmp_path, text, framework=None, trainer=None):
-    path = tmp_path / "run.py"
-    path.write_text(text)
-    return read_run(path, framework, trainer)
+    if run.framework == "skyrl":
+        assert ("divided by the spread of the batch" in found.words) == bool(found.verdict) == whitened
 
 
 @pytest.mark.parametrize(
@@ -216,49 +199,28 @@ def python_run(tmp_path, text, framework=None, trainer=None):
         "BETA = 0.04\nif True:\n    args = GRPOConfig(num_iterations=2)\n    args.beta = BETA\nscheduler.beta = 0.0",
     ],
 )
-def test_python_scripts(text, tmp_path):
-    run = python_run(tmp_path, text)
+def test_python_scripts(text, read):
+    run = read(text, "run.py")
     assert (run.framework, run.trainer, run.given) == ("trl", "GRPOTrainer", ["beta", "num_iterations"])
     assert run.settings["beta"] == 0.04
     assert run.settings["num_iterations"] == 2
     assert [note for note in run.notes if "literal" in note] == []
 
 
-def test_the_class_in_a_python_script_is_that_of_the_trainer(tmp_path):
-    run = python_run(tmp_path, 'args = RLOOConfig(output_dir="x")')
+def test_the_class_in_a_python_script_is_that_of_the_trainer(read):
+    run = read('args = RLOOConfig(output_dir="x")', "run.py")
     assert (run.trainer, run.given, run.notes) == ("RLOOTrainer", [], [])
-    assert python_run(tmp_path, "args = GRPOConfig(beta=0.1)", trainer="rloo").trainer == "RLOOTrainer"
+    assert read("args = GRPOConfig(beta=0.1)", "run.py", trainer="rloo").trainer == "RLOOTrainer"
 
 
 MADE = "args = GRPOConfig(beta=0.1)\n"
 ARGUMENT = "p.add_argument('--beta', type=float, default=0.04)\na = p.parse_args()\n"
 
 
-def test_the_default_of_an_argument_is_followed(tmp_path):
-    run = python_run(tmp_path, f"{ARGUMENT}GRPOConfig(beta=a.beta, num_iterations=2)")
+def test_the_default_of_an_argument_is_followed(read):
+    run = read(f"{ARGUMENT}GRPOConfig(beta=a.beta, num_iterations=2)", "run.py")
     assert run.settings["beta"] == 0.04
     assert "`beta` is a.beta: 0.04 is the default of --beta." in run.notes
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "args = GRPOConfig(beta=0.1, output_dir=folder)\nargs.beta = options.beta",
-        "GRPOConfig(beta=options.beta)",
-        "p.add_argument('--beta')\nGRPOConfig(beta=p.parse_args().beta)",
-        "args = GRPOConfig(beta=0.1)\nif cold:\n    args.beta = 0.0",
-        "def f(args):\n    args.beta = 0.0\nargs = GRPOConfig(beta=0.1)",
-        "BETA = 0.04\nBETA = 0.0\nGRPOConfig(beta=BETA)",
-        "def main(beta):\n    GRPOConfig(beta=beta)",
-        f"{MADE}t = GRPOTrainer(args=args)\nt.args.beta = 0.0",
-        f"{MADE}t = GRPOTrainer(args=args)\nt.beta = 0.0",
-    ],
-)
-def test_a_value_that_a_python_script_computes_is_asked_for(text, tmp_path):
-    with pytest.raises(RunFileError, match=r"remedy: add --set beta=VALUE"):
-        python_run(tmp_path, text)
-    run = read_run(tmp_path / "run.py", settings={"beta": "0.25"})
-    assert (run.settings["beta"], run.overrides) == (0.25, ["beta"])
 
 
 @pytest.mark.parametrize(
@@ -280,9 +242,9 @@ def test_a_value_that_a_python_script_computes_is_asked_for(text, tmp_path):
         ("kw = {'beta': 0.1}\nkw |= more\nGRPOConfig(**kw)", "kw"),
     ],
 )
-def test_a_configuration_that_a_python_script_may_change_is_refused(text, use, tmp_path):
+def test_a_configuration_that_a_python_script_may_change_is_refused(text, use, read):
     with pytest.raises(RunFileError, match=f"received .*{use}"):
-        python_run(tmp_path, text)
+        read(text, "run.py")
 
 
 @pytest.mark.parametrize("framework", [None, "trl"])
@@ -295,20 +257,14 @@ def test_a_configuration_that_a_python_script_may_change_is_refused(text, use, t
         "from trl import SFTConfig as S, AsyncGRPOConfig\nAsyncGRPOConfig(beta=0.1, num_iterations=2)",
     ],
 )
-def test_a_python_script_without_settings(framework, text, tmp_path):
+def test_a_python_script_without_settings(framework, text, read):
     with pytest.raises(
         RunFileError, match=r"written as in args = GRPOConfig\(beta=0.04\) or, after it, args.beta = 0.04"
     ):
-        python_run(tmp_path, text, framework)
+        read(text, "run.py", framework)
 
 
 # Shell scripts
-
-
-def shell_run(tmp_path, text, framework=None, **settings):
-    path = tmp_path / "run.sh"
-    path.write_text(text)
-    return read_run(path, framework, settings=settings)
 
 
 ADDED = """
@@ -320,15 +276,15 @@ python3 -m verl.trainer.main_ppo "${{ARGS[@]}}" --sizes 1 2 $(seq 16 8 256)
 """
 
 
-def test_words_that_a_branch_adds_to_an_array(tmp_path):
+def test_words_that_a_branch_adds_to_an_array(read):
     """verl-project/verl examples/grpo_trainer/run_qwen2_5_vl_7b_fsdp.sh, and sizes as of THUDM/slime."""
-    assert [part.coefficient for part in shell_run(tmp_path, ADDED.format("")).parts] == [0.001]
+    assert [part.coefficient for part in read(ADDED.format("")).parts] == [0.001]
     name = "actor_rollout_ref.actor.kl_loss_coef"
     with pytest.raises(RunFileError, match=f"{name}=0.1 in a branch that may not run; remedy: add --set {name}=VALUE"):
-        shell_run(tmp_path, ADDED.format(f"{name}=0.1"))
-    assert shell_run(tmp_path, ADDED.format(f"{name}=0.1"), **{name: "0.2"}).parts[0].coefficient == 0.2
+        read(ADDED.format(f"{name}=0.1"))
+    assert read(ADDED.format(f"{name}=0.1"), **{name: "0.2"}).parts[0].coefficient == 0.2
     with pytest.raises(RunFileError, match=r"kl_loss_koef, which may be of a KL"):
-        shell_run(tmp_path, ADDED.format("actor_rollout_ref.actor.kl_loss_koef=0.1"))
+        read(ADDED.format("actor_rollout_ref.actor.kl_loss_koef=0.1"))
 
 
 LAUNCH = "accelerate launch --config_file zero3.yaml --gradient_accumulation_steps 9 train.py"
@@ -355,57 +311,39 @@ LAUNCH = "accelerate launch --config_file zero3.yaml --gradient_accumulation_ste
         ("B=0.04; set -euo pipefail; source venv/bin/activate\ntrl grpo --beta $B", {}),
     ],
 )
-def test_shell_scripts(text, expected, tmp_path):
-    run = shell_run(tmp_path, text, "trl")
+def test_shell_scripts(text, expected, read):
+    run = read(text, framework="trl")
     assert {name: run.settings[name] for name in expected} == expected
     assert run.settings["beta"] == 0.04
     assert run.trainer == "GRPOTrainer"
 
 
-def test_scripts_as_they_are_written():
-    verl = read_run(FILES / "verl_variables.sh")
-    assert verl.parts[0].loss == "verl use_kl_loss kl_loss_type=low_var_kl+ loss_agg_mode=seq-mean-token-sum"
-    assert verl.parts[0].coefficient == 0.002
-    assert verl.settings["data.train_batch_size"] == verl.settings["actor_rollout_ref.actor.ppo_mini_batch_size"] == 128
-    assert verl.notes == [
-        "The script's own arguments are not read.",
-        "`actor_rollout_ref.actor.kl_loss_coef` is 0.002 unless $KL_COEF is another.",
-    ]
-    openrlhf = read_run(FILES / "openrlhf_old.sh")
-    assert openrlhf.parts[0].loss == "openrlhf algo.kl.use_loss estimator=k3 unbiased_gradient=False"
-    assert openrlhf.parts[0].coefficient == 1e-5
-    assert openrlhf.stale == [
-        "sampled with vLLM, whose log-probs differ from those of the trainer"
-    ]  # 64 times 8 completions, and 512 in an update
-    assert openrlhf.changes[0].why.endswith("; releases with the old flags lack it")
-    trl = read_run(FILES / "grpo_arguments.py")
-    settings = "loss_type=dr_grpo importance_sampling_level=token use_bias_correction_kl=False use_vllm=True"
-    assert trl.parts[0].loss == f"trl grpo {settings}"
-    assert (trl.settings["beta"], trl.settings["num_iterations"], trl.settings["steps_per_generation"]) == (0.04, 2, 4)
-
-
-def test_a_default_of_the_environment_is_noted(tmp_path):
-    run = shell_run(tmp_path, "B=${BETA:-0.04}\ntrl grpo --beta $B --num_iterations ${N-2} $EXTRA ${MORE:-}")
+def test_what_is_from_outside_of_a_script_is_noted(read):
+    run = read("B=${BETA:-0.04}\ntrl grpo --beta $B --num_iterations ${N-2} $EXTRA ${MORE:-}")
     assert (run.settings["beta"], run.settings["num_iterations"]) == (0.04, 2)
     assert run.notes == [
         "`beta` is 0.04 unless $BETA is another.",
         "`num_iterations` is 2 unless $N is another.",
         "The script does not set $EXTRA: settings in it are not read.",
     ]
+    own = read('trl grpo --beta ${1:-0.04} --use_vllm "$@"')
+    assert (own.settings["beta"], own.settings["use_vllm"]) == (0.04, True)
+    assert own.notes == ["The script's own arguments are not read.", "`beta` is 0.04 unless $1 is another."]
 
 
-def test_the_arguments_of_the_script_are_noted(tmp_path):
-    run = shell_run(tmp_path, 'trl grpo --beta ${1:-0.04} --use_vllm "$@"')
-    assert (run.settings["beta"], run.settings["use_vllm"]) == (0.04, True)
-    assert run.notes == [
-        "The script's own arguments are not read.",
-        "`beta` is 0.04 unless $1 is another.",
-    ]
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
+COMPUTED = {
+    "run.py": [
+        "args = GRPOConfig(beta=0.1, output_dir=folder)\nargs.beta = options.beta",
+        "GRPOConfig(beta=options.beta)",
+        "p.add_argument('--beta')\nGRPOConfig(beta=p.parse_args().beta)",
+        "args = GRPOConfig(beta=0.1)\nif cold:\n    args.beta = 0.0",
+        "def f(args):\n    args.beta = 0.0\nargs = GRPOConfig(beta=0.1)",
+        "BETA = 0.04\nBETA = 0.0\nGRPOConfig(beta=BETA)",
+        "def main(beta):\n    GRPOConfig(beta=beta)",
+        f"{MADE}t = GRPOTrainer(args=args)\nt.args.beta = 0.0",
+        f"{MADE}t = GRPOTrainer(args=args)\nt.beta = 0.0",
+    ],
+    "run.sh": [
         "trl grpo --beta $BETA",
         "BETA=$(cat beta)\ntrl grpo --beta $BETA",
         "BETA=0.1\nif [ $x = y ]; then BETA=0; fi\ntrl grpo --beta $BETA",
@@ -429,18 +367,20 @@ def test_the_arguments_of_the_script_are_noted(tmp_path):
         "B=(0.04); B[0]=1; trl grpo --beta $B",
         "set -- 0.04; trl grpo --beta ${1:-0.1}",
     ],
-)
-def test_a_value_that_only_the_shell_knows_is_asked_for(text, tmp_path):
-    with pytest.raises(
-        RunFileError, match=r"expected a value for beta; received .*; remedy: give it by --set beta=VALUE"
-    ):
-        shell_run(tmp_path, text)
-    assert shell_run(tmp_path, text, beta="0.25").settings["beta"] == 0.25
+}
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
+@pytest.mark.parametrize(("name", "text"), [(name, text) for name in COMPUTED for text in COMPUTED[name]])
+def test_a_value_that_only_a_run_of_the_script_knows_is_asked_for(name, text, read):
+    by_hand = "add" if name == "run.py" else "give it by"
+    with pytest.raises(RunFileError, match=f"remedy: {by_hand} --set beta=VALUE"):
+        read(text, name)
+    run = read(text, name, beta="0.25")
+    assert (run.settings["beta"], run.overrides) == (0.25, ["beta"])
+
+
+REFUSED = {
+    "run.sh": [
         ("trl grpo --config base.yaml --loss_type dr_grpo", "what is in base.yaml is not read"),
         ("accelerate launch src/grpo.py --config recipes/a.yaml", "what is in recipes/a.yaml is not read"),
         ("python -m verl.trainer.main_ppo --config-name=mine a.b=1", "what is in mine.yaml is not read"),
@@ -460,57 +400,82 @@ def test_a_value_that_only_the_shell_knows_is_asked_for(text, tmp_path):
         ("trl sft --per_device_train_batch_size 2", "none of their settings"),
         ("trl dpo --beta 0.1", "none of their settings"),
         ("torchrun -m verl.trainer.sft_trainer data.train_batch_size=9", "none of their settings"),
-        (
-            "uv run -m skyrl.train.entrypoints.main_generate trainer.algorithm.lambd=1",
-            "none of their settings",
-        ),
+        ("uv run -m skyrl.train.entrypoints.main_generate trainer.algorithm.lambd=1", "none of their settings"),
         ("beta=0.1", "none of their settings"),
         ("echo trl grpo --beta 0.1", "none of their settings"),
+        ("trl grpo --beta --use_vllm", "beta as a number; received True"),
+        ("main_ppo algorithm.use_kl_in_reward=no", "use_kl_in_reward as true or false; received 'no'"),
+        ("trl grpo --beta 'x", "a shell script"),
     ],
-)
-def test_what_is_not_read_is_named(text, message, tmp_path):
+    "run.yaml": [
+        ("beta: [", "as YAML"),
+        ("- beta", "names and values"),
+        ("learning_rate: 1", "name the framework"),
+        ("loss_type: grpo\nbeta: much", "beta as a number; received 'much'"),
+        ("use_bias_correction_kl: maybe", "true or false"),
+        ("loss_type: grpo\nbeta: true", "beta as a number; received True"),
+        ("num_iterations: 2.5", "num_iterations as a whole number; received 2.5"),
+        ("loss_type: sigmoid", "loss_type as one of dapo"),
+        ("kl_coef: 0.1", "klgrad train --config FILE --dry-run"),
+        ("algorithm: {use_kl_in_reward: '${x}'}", "--cfg job --resolve"),
+        ("trainer: {algorithm: {use_kl_in_reward: true}}", "SkyRL refuses both"),
+    ],
+    "run.json": [
+        ("{", "as JSON"),
+    ],
+    "run.py": [
+        ("GRPOConfig(beta=", "a Python script"),
+        ("GRPOConfig(beta=1)\nRLOOConfig()", "with GRPOConfig in line 1 and RLOOConfig in line 2"),
+        ("KLConfig(num_iterations=2)", "klgrad train --config FILE --dry-run"),
+        ("GRPOConfig(beta='much')", "beta as a number; received 'much'"),
+    ],
+}
+"""By the name of the file."""
+
+
+@pytest.mark.parametrize(("name", "text", "message"), [(name, *row) for name in REFUSED for row in REFUSED[name]])
+def test_what_is_not_read_is_refused_and_named(name, text, message, read):
     with pytest.raises(RunFileError, match=message):
-        shell_run(tmp_path, text)
+        read(text, name)
 
 
 @pytest.mark.parametrize("folder", [".", "scripts"])
-def test_the_file_that_a_command_names_is_read(folder, tmp_path):
+def test_the_file_that_a_command_names_is_read(folder, tmp_path, read):
     (tmp_path / "conf").mkdir()
     (tmp_path / "conf" / "base.yaml").write_text("beta: 0.04\nloss_type: grpo\n")
-    (tmp_path / folder).mkdir(exist_ok=True)
-    run = shell_run(tmp_path / folder, "trl grpo --config conf/base.yaml --loss_type dr_grpo")
+    run = read("trl grpo --config conf/base.yaml --loss_type dr_grpo", f"{folder}/run.sh")
     assert (run.settings["beta"], run.settings["loss_type"]) == (0.04, "dr_grpo")
     assert any("base.yaml" in note for note in run.notes)
 
 
-def test_a_configuration_of_hydra_is_read_with_its_defaults(tmp_path):
+def test_a_configuration_of_hydra_is_read_with_its_defaults(tmp_path, read):
     (tmp_path / "conf").mkdir()
     (tmp_path / "conf" / "base.yaml").write_text("actor_rollout_ref: {actor: {use_kl_loss: true, kl_loss_type: k2}}")
     mine = tmp_path / "conf" / "mine.yaml"
     mine.write_text("defaults: [ppo_trainer, base, _self_]\nactor_rollout_ref: {actor: {kl_loss_type: k3}}")
     text = "D=conf\npython -m verl.trainer.main_ppo --config-path=$D --config-name='mine' data.train_batch_size=8"
-    for run in (shell_run(tmp_path, text), read_run(mine, "verl")):
+    for run in (read(text), read_run(mine, "verl")):
         assert run.parts[0].loss == "verl use_kl_loss kl_loss_type=low_var_kl loss_agg_mode=token-mean"
     mine.write_text("defaults: [ppo_trainer, other]\nalgorithm: {use_kl_in_reward: true}")
     with pytest.raises(RunFileError, match="other among its defaults"):
-        shell_run(tmp_path, text)
+        read(text)
 
 
-def test_a_configuration_of_verl_itself_has_the_defaults(tmp_path):
+def test_a_configuration_of_verl_itself_has_the_defaults(read):
     text = "main_ppo --config-path=config --config-name=ppo_megatron_trainer.yaml algorithm.use_kl_in_reward=True"
-    assert shell_run(tmp_path, text).settings["algorithm.use_kl_in_reward"] is True
+    assert read(text).settings["algorithm.use_kl_in_reward"] is True
 
 
-def test_flags_of_openrlhf_before_0_10_2(tmp_path):
+def test_flags_of_openrlhf_before_0_10_2(read):
     flags = "--use_kl_loss --kl_estimator k2 --init_kl_coef 1e-5 --advantage_estimator reinforce_baseline"
-    run = shell_run(tmp_path, f"ray job submit -- python3 -m openrlhf.cli.train_ppo_ray {flags} --max_epochs 2")
+    run = read(f"ray job submit -- python3 -m openrlhf.cli.train_ppo_ray {flags} --max_epochs 2")
     assert run.framework == "openrlhf"
     assert run.parts[0].loss == "openrlhf algo.kl.use_loss estimator=k2 unbiased_gradient=False"
     assert run.parts[0].coefficient == 1e-5
     assert run.settings["algo.advantage.estimator"] == "reinforce_baseline"
     assert run.settings["train.max_epochs"] == 2
     assert any("before 0.10.2" in note for note in run.notes)
-    in_reward = run_of(tmp_path, {"init_kl_coef": 0.1, "no_advantage_std_norm": True})
+    in_reward = read({"init_kl_coef": 0.1, "no_advantage_std_norm": True})
     assert [(change.name, change.optional) for change in in_reward.changes] == [("advantage_estimator", True)]
 
 
@@ -525,8 +490,8 @@ def test_flags_of_openrlhf_before_0_10_2(tmp_path):
         ("accelerate launch --num_processes 8 -m trl.scripts.grpo", "trl"),
     ],
 )
-def test_the_program_tells_the_framework(program, framework, tmp_path):
-    assert shell_run(tmp_path, f"{program} --seed 1").framework == framework
+def test_the_program_tells_the_framework(program, framework, read):
+    assert read(f"{program} --seed 1").framework == framework
 
 
 @pytest.mark.parametrize(
@@ -537,20 +502,19 @@ def test_the_program_tells_the_framework(program, framework, tmp_path):
         ("run.py", "args = DPOConfig(beta=0.1)"),
     ],
 )
-def test_settings_that_other_trainers_have_too_do_not_tell_trl(name, text, tmp_path):
-    (tmp_path / name).write_text(text)
+def test_settings_that_other_trainers_have_too_do_not_tell_trl(name, text, read):
     with pytest.raises(RunFileError, match="none of their settings that no other trainer has"):
-        read_run(tmp_path / name)
-    assert read_run(tmp_path / name, "trl").settings["beta"] == 0.1
+        read(text, name)
+    assert read(text, name, "trl").settings["beta"] == 0.1
 
 
-def test_a_file_of_another_framework_is_refused(tmp_path):
+def test_a_file_of_another_framework_is_refused(read):
     with pytest.raises(RunFileError, match=r"a configuration of verl; received .*, which looks like TRL's"):
         read_run(FILES / "grpo.yaml", "verl")
     with pytest.raises(RunFileError, match="which looks like OpenRLHF's"):
         read_run(FILES / "openrlhf.sh", "trl")
     with pytest.raises(RunFileError, match="none of their settings"):
-        run_of(tmp_path, {"learning_rate": 1}, "trl")
+        read({"learning_rate": 1}, framework="trl")
 
 
 def test_settings_beside_the_file(tmp_path):
@@ -588,22 +552,20 @@ def test_changes_are_written_as_the_file_takes_them(name, text, lines, tmp_path,
     assert all(f"\n{line.lstrip()}" in shown or line in shown for line in lines), shown
 
 
-def test_aliases_without_end_are_refused_at_once(tmp_path):
+def test_aliases_without_end_are_refused_at_once(read):
     levels = [f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]" for a, b in pairwise("abcdefghi")]
     for last in ("loss_type: *i", "x: &x {<<: [*x]}"):
-        (tmp_path / "run.yaml").write_text("\n".join(["a: &a [1, 1]", *levels, last]))
         began = time.monotonic()
         with pytest.raises(RunFileError):
-            read_run(tmp_path / "run.yaml", "trl")
+            read("\n".join(["a: &a [1, 1]", *levels, last]), "run.yaml", "trl")
         assert time.monotonic() - began < 1
-    (tmp_path / "run.yaml").write_text("a: &a [1]\nbeta: *a")
     with pytest.raises(RunFileError, match="beta as one value; received a list"):
-        read_run(tmp_path / "run.yaml", "trl")
+        read("a: &a [1]\nbeta: *a", "run.yaml", "trl")
 
 
 @pytest.mark.parametrize(("rows", "audited"), [(1, "grpo"), (8, "bnpo")])
-def test_bnpo_divides_by_the_tokens_of_a_forward_pass(rows, audited, tmp_path):
-    run = run_of(tmp_path, {"beta": 0.1, "loss_type": "bnpo", "per_device_train_batch_size": rows})
+def test_bnpo_divides_by_the_tokens_of_a_forward_pass(rows, audited, read):
+    run = read({"beta": 0.1, "loss_type": "bnpo", "per_device_train_batch_size": rows})
     (change,) = run.changes
     assert (change.name, change.value, change.optional) == ("loss_type", "dr_grpo", False)
     assert f"one forward pass, of per_device_train_batch_size={rows} completions" in change.why
@@ -612,15 +574,15 @@ def test_bnpo_divides_by_the_tokens_of_a_forward_pass(rows, audited, tmp_path):
     assert "forward pass" in run.parts[0].caveat
 
 
-def test_a_coefficient_of_zero_is_no_kl(tmp_path):
+def test_a_coefficient_of_zero_is_no_kl(read, changed):
     for settings in (
-        {"actor_rollout_ref.actor.use_kl_loss": True, "actor_rollout_ref.actor.kl_loss_coef": 0.0},
+        {f"{ACTOR}use_kl_loss": True, f"{ACTOR}kl_loss_coef": 0.0},
         {"algorithm.use_kl_in_reward": True, "algorithm.kl_ctrl.kl_coef": 0.0},
         {"trainer.algorithm.kl_loss_coef": 0.0},
     ):
-        run = run_of(tmp_path, settings)
+        run = read(settings)
         assert run.parts == []
-        assert [part.coefficient for part in changed(tmp_path, run).parts] == [0.001]
+        assert [part.coefficient for part in changed(run).parts] == [0.001]
 
 
 OPENRLHF_REWARD = "openrlhf algo.kl in reward estimator=k1 advantage="
@@ -638,9 +600,9 @@ OPENRLHF_REWARD = "openrlhf algo.kl in reward estimator=k1 advantage="
         ("group_norm", True, "group_norm", None),
     ],
 )
-def test_no_std_norm_of_openrlhf_leaves_the_kl_undivided(estimator, flag, advantage, why, tmp_path, nothing_installed):
+def test_no_std_norm_of_openrlhf_leaves_the_kl_undivided(estimator, flag, advantage, why, nothing_installed, read):
     settings = {"algo.advantage.estimator": estimator, "algo.advantage.no_std_norm": flag}
-    run = run_of(tmp_path, settings)
+    run = read(settings)
     (found,) = find(run)
     assert found.part.loss == OPENRLHF_REWARD + advantage
     assert (found.verdict == "") == ("reinforce" in estimator)  # of the whitened ones only GAE is in the records
@@ -648,63 +610,12 @@ def test_no_std_norm_of_openrlhf_leaves_the_kl_undivided(estimator, flag, advant
     assert [(why in change.why, change.optional) for change in run.changes] == ([(True, flag)] if why else [])
 
 
-def test_a_file_of_skyrl():
-    run = read_run(FILES / "skyrl.yaml")
-    assert run.parts[0].loss == "skyrl use_kl_loss kl_estimator_type=k3"
-    assert [(change.name.split(".")[-1], change.value) for change in run.changes] == [("kl_estimator_type", "k2")]
-
-
-@pytest.mark.parametrize(("estimator", "whitened"), [("gae", True), ("reinforce++", True), ("my_own", False)])
-def test_only_whitened_advantages_of_skyrl_are_said_to_divide_the_kl(estimator, whitened, tmp_path, nothing_installed):
-    settings = {"use_kl_loss": False, "use_kl_in_reward": True, "kl_estimator_type": "k1"}
-    settings |= {"advantage_estimator": estimator, "loss_reduction": "seq_mean_token_sum_norm"}
-    run = run_of(tmp_path, {f"trainer.algorithm.{name}": value for name, value in settings.items()})
-    (change,) = run.changes
-    assert (change.name, change.value) == ("trainer.algorithm.advantage_estimator", "rloo")
-    assert ("standard deviation" in change.why) == whitened
-    assert (change.why == "this estimator is not audited") == (not whitened)
-    (found,) = find(run)
-    assert ("divided by the spread of the batch" in found.words) == whitened
-    assert (found.source == "not audited: no audit has these settings") == (not whitened)
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "message"),
-    [
-        ("run.yaml", "beta: [", "as YAML"),
-        ("run.json", "{", "as JSON"),
-        ("run.yaml", "- beta", "names and values"),
-        ("run.yaml", "learning_rate: 1", "name the framework"),
-        ("run.yaml", "loss_type: grpo\nbeta: much", "beta as a number; received 'much'"),
-        ("run.yaml", "use_bias_correction_kl: maybe", "true or false"),
-        ("run.yaml", "loss_type: grpo\nbeta: true", "beta as a number; received True"),
-        ("run.yaml", "num_iterations: 2.5", "num_iterations as a whole number; received 2.5"),
-        ("run.sh", "trl grpo --beta --use_vllm", "beta as a number; received True"),
-        ("run.sh", "main_ppo algorithm.use_kl_in_reward=no", "use_kl_in_reward as true or false; received 'no'"),
-        ("run.yaml", "loss_type: sigmoid", "loss_type as one of dapo"),
-        ("run.yaml", "kl_coef: 0.1", "klgrad train --config FILE --dry-run"),
-        ("run.yaml", "algorithm: {use_kl_in_reward: '${x}'}", "--cfg job --resolve"),
-        ("run.sh", "trl grpo --beta 'x", "a shell script"),
-        ("run.yaml", "trainer: {algorithm: {use_kl_in_reward: true}}", "SkyRL refuses both"),
-        ("run.py", "GRPOConfig(beta=", "a Python script"),
-        ("run.py", "GRPOConfig(beta=1)\nRLOOConfig()", "with GRPOConfig in line 1 and RLOOConfig in line 2"),
-        ("run.py", "KLConfig(num_iterations=2)", "klgrad train --config FILE --dry-run"),
-        ("run.py", "GRPOConfig(beta='much')", "beta as a number; received 'much'"),
-    ],
-)
-def test_errors(tmp_path, name, text, message):
-    (tmp_path / name).write_text(text)
-    with pytest.raises(RunFileError) as error:
-        read_run(tmp_path / name)
-    assert message in str(error.value)
-
-
 @pytest.mark.parametrize(
     ("settings", "place"),
     [
         ({"beta": -0.1, "loss_type": "grpo"}, "loss"),
         ({"beta": "-1e-1", "normalize_advantages": False}, "reward"),
-        ({"actor_rollout_ref.actor.use_kl_loss": True, "actor_rollout_ref.actor.kl_loss_coef": -0.1}, "loss"),
+        ({f"{ACTOR}use_kl_loss": True, f"{ACTOR}kl_loss_coef": -0.1}, "loss"),
         ({"algorithm.use_kl_in_reward": True, "algorithm.kl_ctrl.kl_coef": -0.1}, "reward"),
         ({"algo.kl.init_coef": -0.1}, "reward"),
         ({"algo.kl.init_coef": -0.1, "algo.kl.use_loss": True}, "loss"),
@@ -713,10 +624,10 @@ def test_errors(tmp_path, name, text, message):
     ],
     ids=str,
 )
-def test_a_kl_with_a_coefficient_below_0_or_that_is_no_number_is_refused(settings, place, tmp_path):
+def test_a_kl_with_a_coefficient_below_0_or_that_is_no_number_is_refused(settings, place, read):
     message = f"at least 0 for the KL in the {place}; received (-0.1|nan); remedy: a negative coefficient rewards"
     with pytest.raises(RunFileError, match=message):
-        run_of(tmp_path, settings)
+        read(settings)
 
 
 def test_a_framework_without_a_reader(tmp_path):
@@ -751,9 +662,9 @@ RLOO_RUNS = [
 ]
 VERL_RUNS = [
     {
-        "actor_rollout_ref.actor.use_kl_loss": in_loss,
+        f"{ACTOR}use_kl_loss": in_loss,
         "algorithm.use_kl_in_reward": in_reward,
-        "actor_rollout_ref.actor.kl_loss_type": kind,
+        f"{ACTOR}kl_loss_type": kind,
         "algorithm.kl_penalty": kind,
         "algorithm.adv_estimator": advantage,
     }
@@ -766,20 +677,17 @@ VERL_RUNS = [
 
 
 @pytest.mark.parametrize("settings", [*TRL_RUNS, *RLOO_RUNS, *VERL_RUNS], ids=str)
-def test_the_lines_to_change_lead_to_the_reverse_kl(settings, tmp_path):
-    run = run_of(tmp_path, settings)
-    better = changed(tmp_path, run)
+def test_the_lines_to_change_lead_to_the_reverse_kl(settings, read, changed):
+    run = read(settings)
+    better = changed(run)
     assert better.changes == []
     assert better.target == run.target
     known = recorded(run.framework).verdicts
     assert [known[part.loss][0] for part in better.parts] == [run.target]
-
-
-def test_the_changes_that_are_not_optional_are_those_of_large_batches(tmp_path):
-    for settings in TRL_RUNS:
-        better = changed(tmp_path, run_of(tmp_path, settings), optional=False)
-        assert [change.name for change in better.changes if not change.optional] == []
-        assert better.settings["loss_type"] not in ("grpo", "sapo")
+    if settings in TRL_RUNS:  # those that are not optional are those of large batches
+        large = changed(run, optional=False)
+        assert [change.name for change in large.changes if not change.optional] == []
+        assert large.settings["loss_type"] not in ("grpo", "sapo")
 
 
 def test_recorded_where_the_framework_is_not_installed(nothing_installed):
@@ -793,28 +701,20 @@ def test_recorded_where_the_framework_is_not_installed(nothing_installed):
     assert "ppo_epochs           1           default" in shown
 
 
-def test_settings_that_were_never_audited_say_so(tmp_path, nothing_installed):
-    run = run_of(tmp_path, {"actor_rollout_ref.actor.use_kl_loss": True, "actor_rollout_ref.actor.kl_loss_type": "abs"})
-    (found,) = find(run)
-    assert found.verdict == ""
-    assert found.source == "not audited: install verl to audit these settings"
-
-
-def test_settings_that_were_never_audited_are_not_said_to_be_right(tmp_path, nothing_installed):
-    path = tmp_path / "run.json"
+def test_settings_that_were_never_audited_are_not_said_to_be_right(tmp_path, read, nothing_installed):
+    (found,) = find(read({f"{ACTOR}use_kl_loss": True, f"{ACTOR}kl_loss_type": "abs"}))
+    assert (found.verdict, found.source) == ("", "not audited: install verl to audit these settings")
     own = {"level": "token", "ratio": "token", "ratio_bound": "truncate:3"}
-    path.write_text(json.dumps({"klgrad": own, "actor_rollout_ref.actor.loss_agg_mode": "seq-mean-token-sum"}))
-    assert read_run(path).changes == []
-    shown = advised("--config", path)
+    assert read({"klgrad": own, f"{ACTOR}loss_agg_mode": "seq-mean-token-sum"}).changes == []
+    shown = advised("--config", tmp_path / "run.json")
     assert "Nothing to change" not in shown
     assert "Whether this is the reverse KL, token by token (reverse-kl-token), was not audited here." in shown
 
 
-def test_a_loss_that_was_never_audited_has_no_caveat_of_an_audit(tmp_path, nothing_installed):
+def test_a_loss_that_was_never_audited_has_no_caveat_of_an_audit(tmp_path, read, nothing_installed):
     for estimator, audited in (("remax", False), ("gae", True)):
-        path = tmp_path / "run.json"
-        path.write_text(json.dumps({"algorithm.use_kl_in_reward": True, "algorithm.adv_estimator": estimator}))
-        assert ("Audited with" in advised("--config", path)) == audited
+        read({"algorithm.use_kl_in_reward": True, "algorithm.adv_estimator": estimator})
+        assert ("Audited with" in advised("--config", tmp_path / "run.json")) == audited
 
 
 def test_a_run_without_a_kl(tmp_path):
@@ -871,13 +771,13 @@ def test_the_defaults_are_those_of_verl():
         assert value == default, name
 
 
-@pytest.mark.parametrize("file", ["grpo.yaml", "grpo_arguments.py", "openrlhf.sh", "skyrl.yaml", "verl.sh"])
-def test_a_file_is_read_without_torch_and_without_a_framework(file):
+def test_files_are_read_without_torch_and_without_a_framework():
     lines = f"""
 import sys
 from pathlib import Path
 from klgrad.frameworks.run_file import read_run
-read_run(Path({str(FILES / file)!r}))
+for file in ("grpo.yaml", "grpo_arguments.py", "openrlhf.sh", "skyrl.yaml", "verl.sh"):
+    read_run(Path({str(FILES)!r}) / file)
 print(sorted({{"torch", "trl", "verl", "transformers", "openrlhf", "skyrl"}} & set(sys.modules)))
 """
     done = subprocess.run([sys.executable, "-c", lines], capture_output=True, text=True, check=False)

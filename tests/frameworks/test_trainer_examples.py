@@ -20,7 +20,8 @@ from klgrad.audit import audit
 from klgrad.audit.probes import Batch, from_problem
 from klgrad.audit.subject import Subject
 from klgrad.enumeration import autoregressive
-from klgrad.frameworks import FRAMEWORKS
+from klgrad.frameworks import FRAMEWORKS, functions, ms_swift as swift, openrlhf as openrlhf_audit, skyrl as skyrl_audit
+from klgrad.frameworks.harness import bare, load, standing_in
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.slow]
 
@@ -54,10 +55,15 @@ def loaded(monkeypatch, folder, modules) -> Any:
     return example
 
 
-def module(name, **content):
-    made = ModuleType(name)
-    vars(made).update(content)
+def modules_of(package, given):
+    """Modules with these names in them, by the names that they have below a package."""
+    made = {f"{package}.{name}": ModuleType(f"{package}.{name}") for name in given}
+    for name, content in given.items():
+        vars(made[f"{package}.{name}"]).update(content)
     return made
+
+
+RAY = {"ray": SimpleNamespace(remote=lambda **_: lambda kind: kind)}
 
 
 def verdicts(name, loss):
@@ -65,33 +71,24 @@ def verdicts(name, loss):
     return found.verdict, found.verdict_off_policy
 
 
-# ---------------------------------------------------------------------------------------------------------- ms-swift
+# ms-swift
 
 
 @pytest.fixture
 def ms_swift(monkeypatch):
-    from klgrad.frameworks.ms_swift import _modules
-
     forward = {"_get_per_token_logps_and_entropies": lambda self, *_, **__: (self.given, None)}
-    own = type("GRPOTrainer", (_modules()["grpo_trainer"].GRPOTrainer,), forward)
+    own = type("GRPOTrainer", (swift._modules()["grpo_trainer"].GRPOTrainer,), forward)
     factory = SimpleNamespace(TRAINER_MAPPING={"grpo": "swift.rlhf_trainers.GRPOTrainer"})
-    example = loaded(
-        monkeypatch,
-        "ms_swift",
-        {
-            "swift.rlhf_trainers": module("swift.rlhf_trainers", GRPOTrainer=own),
-            "swift.trainers.trainer_factory": module("swift.trainers.trainer_factory", TrainerFactory=factory),
-        },
-    )
+    given = {"rlhf_trainers": {"GRPOTrainer": own}, "trainers.trainer_factory": {"TrainerFactory": factory}}
+    example = loaded(monkeypatch, "ms_swift", modules_of("swift", given))
     monkeypatch.setattr(example, "OFF_POLICY", UNBOUNDED)
     return example, factory
 
 
 def swift_loss(example, batch: Batch, loss_type="grpo"):
-    from klgrad.frameworks.ms_swift import _trainer
-
-    trainer = object.__new__(example.DeclaredKLTrainer)
-    vars(trainer).update(vars(_trainer(loss_type)), max_completion_length=1, given=batch.logp)
+    trainer = bare(
+        example.DeclaredKLTrainer, **vars(swift._trainer(loss_type)), max_completion_length=1, given=batch.logp
+    )
     data = SimpleNamespace(
         completion_mask=batch.mask,
         truncated_mask=torch.zeros(len(batch.mask), dtype=torch.bool),
@@ -116,50 +113,46 @@ def test_ms_swift(ms_swift, loss_type):
     assert verdicts("ms-swift", lambda batch: swift_loss(example, batch, loss_type)) == WHOLE
 
 
-# ---------------------------------------------------------------------------------------------------------- OpenRLHF
+# OpenRLHF
 
 
 @pytest.fixture
 def openrlhf(monkeypatch):
-    from klgrad.frameworks.harness import load
-    from klgrad.frameworks.openrlhf import STAND_INS, modules
-
     names = ("openrlhf.models", "openrlhf.models.utils", "openrlhf.trainer.ppo_utils.experience")
-    own = modules()
-    shared = module(names[0], PolicyLoss=own["loss"].PolicyLoss, aggregate_loss=own["loss"].aggregate_loss, Actor=None)
-    given = {names[0]: shared, names[1]: own["utils"], names[2]: own["experience"]}
-    stand_ins = (*(name for name in STAND_INS if name != names[0]), "tqdm")
+    own = openrlhf_audit.modules()
+    shared = {name: getattr(own["loss"], name) for name in ("PolicyLoss", "aggregate_loss")} | {"Actor": None}
+    given = modules_of("openrlhf", {"models": shared}) | {names[1]: own["utils"], names[2]: own["experience"]}
+    stand_ins = (*(name for name in openrlhf_audit.STAND_INS if name != names[0]), "tqdm")
     actor = load("openrlhf", "openrlhf.trainer.ray.ppo_actor", stand_ins=stand_ins, loaded=given)["ppo_actor"]
     if not hasattr(actor.PolicyModelActor, "__ray_metadata__"):  # Ray is not installed
         actor.PolicyModelActor.__ray_metadata__ = SimpleNamespace(modified_class=actor.PolicyModelActor)
-    remote = module("ray", remote=lambda **_: lambda kind: kind)
-    example = loaded(monkeypatch, "openrlhf", {"openrlhf.trainer.ray.ppo_actor": actor, "ray": remote})
+    example = loaded(monkeypatch, "openrlhf", {"openrlhf.trainer.ray.ppo_actor": actor, **RAY})
     monkeypatch.setattr(example, "TERM", UNBOUNDED)
     return example
 
 
 def openrlhf_loss(example, batch: Batch):
-    from klgrad.frameworks.openrlhf import modules
-
-    losses = []
-    trainer = object.__new__(example.DeclaredKLTrainer)
+    losses, modules = [], openrlhf_audit.modules()
     kl = SimpleNamespace(use_loss=True, init_coef=1.0, estimator="k3", unbiased_gradient=False)
-    trainer.args = SimpleNamespace(
-        algo=SimpleNamespace(kl=kl),
-        actor=SimpleNamespace(entropy_coef=None, aux_loss_coef=0),
-        train=SimpleNamespace(dynamic_batch_enable=False),
+    trainer = bare(
+        example.DeclaredKLTrainer,
+        args=SimpleNamespace(
+            algo=SimpleNamespace(kl=kl),
+            actor=SimpleNamespace(entropy_coef=None, aux_loss_coef=0),
+            train=SimpleNamespace(dynamic_batch_enable=False),
+        ),
+        strategy=SimpleNamespace(
+            ring_attn_group=None,
+            backward=lambda loss, *_: losses.append(loss),
+            optimizer_step=lambda *_, **__: None,
+            get_grad_norm=lambda _: 0.0,
+        ),
+        actor_loss_fn=modules["loss"].PolicyLoss(),
+        **dict.fromkeys(("aux_loss", "ema_model", "actor_optim")),
+        actor_scheduler=SimpleNamespace(get_last_lr=lambda: [0.0]),
+        actor=Forward(batch.logp),
     )
-    trainer.strategy = SimpleNamespace(
-        ring_attn_group=None,
-        backward=lambda loss, *_: losses.append(loss),
-        optimizer_step=lambda *_, **__: None,
-        get_grad_norm=lambda _: 0.0,
-    )
-    trainer.actor_loss_fn = modules()["loss"].PolicyLoss()
-    trainer.aux_loss, trainer.ema_model, trainer.actor_optim = False, None, None
-    trainer.actor_scheduler = SimpleNamespace(get_last_lr=lambda: [0.0])
-    trainer.actor = Forward(batch.logp)
-    experience = modules()["experience"].Experience(
+    experience = modules["experience"].Experience(
         sequences=batch.tokens,
         attention_mask=batch.mask,
         action_mask=batch.mask.to(batch.logp.dtype),
@@ -191,45 +184,33 @@ def test_openrlhf(openrlhf):
     assert verdicts("openrlhf", lambda batch: openrlhf_loss(openrlhf, batch)) == WHOLE
 
 
-# ------------------------------------------------------------------------------------------------------------- SkyRL
+# SkyRL
 
 
 @pytest.fixture
 def skyrl(monkeypatch):
-    from klgrad.frameworks.skyrl import modules
-
-    own = modules()
-    example = loaded(
-        monkeypatch,
-        "skyrl",
-        {
-            "ray": module("ray", remote=lambda **_: lambda kind: kind),
-            "skyrl.train.config": module("skyrl.train.config", SkyRLTrainConfig=None),
-            "skyrl.train.entrypoints.main_base": module("main_base", BasePPOExp=object),
-            "skyrl.train.trainer": module("skyrl.train.trainer", RayPPOTrainer=own["trainer"].RayPPOTrainer),
-            "skyrl.train.utils": module("skyrl.train.utils", validate_cfg=None),
-            "skyrl.train.utils.utils": module("skyrl.train.utils.utils", initialize_ray=None),
-        },
-    )
+    given = {
+        "config": {"SkyRLTrainConfig": None},
+        "entrypoints.main_base": {"BasePPOExp": object},
+        "trainer": {"RayPPOTrainer": skyrl_audit.modules()["trainer"].RayPPOTrainer},
+        "utils": {"validate_cfg": None},
+        "utils.utils": {"initialize_ray": None},
+    }
+    example = loaded(monkeypatch, "skyrl", RAY | modules_of("skyrl.train", given))
     monkeypatch.setattr(example, "OFF_POLICY", UNBOUNDED)
-    return example
+    return bare(example.DeclaredKLTrainer, **vars(skyrl_audit._trainer("k1", "rloo", 1.0, "")))
 
 
-def skyrl_loss(example, batch: Batch):
+def skyrl_loss(trainer, batch: Batch):
     """The first update on a batch: the log-probs before it are those of the policy."""
-    from klgrad.frameworks.harness import standing_in
-    from klgrad.frameworks.skyrl import _trainer, _training_batch, modules
-
-    trainer = object.__new__(example.DeclaredKLTrainer)
-    vars(trainer).update(vars(_trainer("k1", "rloo", 1.0, "")))
     old_logp = batch.logp.detach()
-    data = _training_batch(batch, old_logp, torch.zeros_like(old_logp))
+    data = skyrl_audit._training_batch(batch, old_logp, torch.zeros_like(old_logp))
     data["rollout_logprobs"] = batch.behavior_logp
     with standing_in(("loguru",)):
         data = trainer.compute_advantages_and_returns(trainer.apply_reward_kl_penalty(data))
     data = trainer._normalize_advantages(data, [(0, len(batch.logp))])
     algorithm = trainer.cfg.trainer.algorithm
-    policy_loss = modules()["ppo_utils"].ppo_policy_loss
+    policy_loss = skyrl_audit.modules()["ppo_utils"].ppo_policy_loss
     return policy_loss(batch.logp, old_logp, data["advantages"], algorithm, loss_mask=data["loss_mask"])[0]
 
 
@@ -240,16 +221,12 @@ def test_skyrl(skyrl):
 
 @needs("skyrl")
 def test_skyrl_refuses_advantages_that_it_would_scale(skyrl):
-    from klgrad.frameworks.skyrl import _trainer
-
-    trainer = object.__new__(skyrl.DeclaredKLTrainer)
-    vars(trainer).update(vars(_trainer("k1", "rloo", 1.0, "")))
-    trainer.cfg.trainer.algorithm.advantage_batch_normalize = True
+    skyrl.cfg.trainer.algorithm.advantage_batch_normalize = True
     with pytest.raises(ValueError, match="advantage_batch_normalize=false"):
-        trainer.compute_advantages_and_returns({})
+        skyrl.compute_advantages_and_returns({})
 
 
-# ------------------------------------------------------------------------------------------------------- Trinity-RFT
+# Trinity-RFT
 
 
 class Registry(dict):
@@ -261,13 +238,11 @@ class Registry(dict):
 
 @pytest.fixture
 def trinity(monkeypatch):
-    from klgrad.frameworks.functions import trinity_functions
-    from klgrad.frameworks.harness import load
-
     registry = Registry()
-    package = module("trinity.algorithm.kl_fn", KLFn=trinity_functions().KLFn, KL_FN=registry)
+    given = {"kl_fn": {"KLFn": functions.trinity_functions().KLFn, "KL_FN": registry}}
     utils = load("trinity-rft", "trinity.algorithm.utils")["utils"]
-    example = loaded(monkeypatch, "trinity", {"trinity.algorithm.kl_fn": package, "trinity.algorithm.utils": utils})
+    given = modules_of("trinity.algorithm", given) | {"trinity.algorithm.utils": utils}
+    example = loaded(monkeypatch, "trinity", given)
     monkeypatch.setattr(example, "OFF_POLICY", UNBOUNDED)
     return registry
 
@@ -285,7 +260,7 @@ def test_trinity_refuses_it_as_a_reward(trinity):
         trinity["klgrad"]().calculate_kl(None, None)
 
 
-# --------------------------------------------------------------------------------------------- prime-rl and NeMo-RL
+# prime-rl and NeMo-RL
 
 PROBLEM = autoregressive(3, 3, ends=True, seed=5, away_from_ref=1.0, off_policy=0.5)
 BETA = 0.3
@@ -328,13 +303,11 @@ class Outputs:
 @pytest.fixture
 def prime_rl(monkeypatch):
     zero = lambda inputs, config: Outputs(0 * inputs.trainer_logprobs.sum(), {"settings": config.settings})
-    content = {"LossInputs": Inputs, "LossOutputs": Outputs, "default_loss_fn": zero}
-    config = module("prime_rl.configs.trainer", DefaultLossConfig=lambda **x: SimpleNamespace(settings=x))
-    return loaded(
-        monkeypatch,
-        "prime_rl",
-        {"prime_rl.configs.trainer": config, "prime_rl.trainer.rl.loss": module("loss", **content)},
-    )
+    given = {
+        "configs.trainer": {"DefaultLossConfig": lambda **x: SimpleNamespace(settings=x)},
+        "trainer.rl.loss": {"LossInputs": Inputs, "LossOutputs": Outputs, "default_loss_fn": zero},
+    }
+    return loaded(monkeypatch, "prime_rl", modules_of("prime_rl", given))
 
 
 def test_prime_rl(prime_rl):
@@ -372,15 +345,8 @@ class ClippedPG:
 
 @pytest.fixture
 def nemo_rl(monkeypatch):
-    algorithms = "nemo_rl.algorithms.loss"
-    return loaded(
-        monkeypatch,
-        "nemo_rl",
-        {
-            f"{algorithms}.interfaces": module("interfaces", LossType=LossType),
-            f"{algorithms}.loss_functions": module("loss_functions", ClippedPGLossFn=ClippedPG),
-        },
-    )
+    given = {"interfaces": {"LossType": LossType}, "loss_functions": {"ClippedPGLossFn": ClippedPG}}
+    return loaded(monkeypatch, "nemo_rl", modules_of("nemo_rl.algorithms.loss", given))
 
 
 @pytest.mark.parametrize("loss_type", LossType)

@@ -12,6 +12,7 @@ from tolerances import EXACT, SINGLE
 
 from klgrad.enumeration import autoregressive, target_gradients
 from klgrad.frameworks import FRAMEWORKS
+from klgrad.frameworks.verl import actor
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),
@@ -29,7 +30,6 @@ UNCUT = {"loss_max_clamp": None, "log_prob_min_clamp": None}
 def seen_by_a_worker(problem, n, logits, k):
     """Actor, logits, data and log-probs of a batch with completion n alone, after one prompt token."""
     from verl.utils import tensordict_utils  # pyright: ignore[reportMissingImports]
-    from verl.workers.config import ActorConfig  # pyright: ignore[reportMissingImports]
 
     length = int(problem.space.mask[n].sum())
     prefix, tokens = problem.space.prefix[n, :length], problem.space.tokens[n, :length]
@@ -52,14 +52,12 @@ def seen_by_a_worker(problem, n, logits, k):
         "teacher_ids": nested(teacher.indices),
     }
     whole = {"dp_size": 1, "batch_num_tokens": None, "global_batch_size": None}
-    actor = ActorConfig(
-        strategy="fsdp",
-        rollout_n=1,
-        ppo_mini_batch_size=1,
-        ppo_micro_batch_size_per_gpu=1,
-        loss_agg_mode="seq-mean-token-sum",
+    return (
+        actor(loss_agg_mode="seq-mean-token-sum"),
+        student,
+        tensordict_utils.get_tensordict(tensors, non_tensor_dict=whole),
+        logp,
     )
-    return actor, student, tensordict_utils.get_tensordict(tensors, non_tensor_dict=whole), logp
 
 
 def loss_of(problem, n, logits, k, policy_gradient, **settings):
@@ -67,14 +65,14 @@ def loss_of(problem, n, logits, k, policy_gradient, **settings):
     from verl.trainer.distillation.losses import distillation_ppo_loss  # pyright: ignore[reportMissingImports]
     from verl.workers.config import DistillationConfig, DistillationLossConfig  # pyright: ignore[reportMissingImports]
 
-    actor, student, data, logp = seen_by_a_worker(problem, n, logits, k)
+    worker, student, data, logp = seen_by_a_worker(problem, n, logits, k)
     chosen = DistillationLossConfig(
         loss_mode="forward_kl_topk", topk=k, use_policy_gradient=policy_gradient, use_task_rewards=False, **settings
     )
     config = DistillationConfig(distillation_loss=chosen)
-    by_token = distillation_ppo_loss(actor, config, data=data, student_logits=student)
+    by_token = distillation_ppo_loss(worker, config, data=data, student_logits=student)
     output = {"log_probs": torch.cat([logp, logp[:1] * 0])} | {name: x[0] for name, x in by_token.items()}
-    return distillation_ppo_loss(actor, config, output, data)[0]
+    return distillation_ppo_loss(worker, config, output, data)[0]
 
 
 def declared_loss(problem, n, logits, k, **node):
@@ -84,9 +82,9 @@ def declared_loss(problem, n, logits, k, **node):
     from klgrad.verl.declaration import term_of
     from klgrad.verl.loss import KLLoss
 
-    actor, student, data, _ = seen_by_a_worker(problem, n, logits, k)
+    worker, student, data, _ = seen_by_a_worker(problem, n, logits, k)
     node = {"coef": 1.0, "reference": "teacher", "estimator": "exact", "level": "token", **node}
-    loss = KLLoss(partial(ppo_loss, config=actor), replace(term_of(node), task_rewards=False))
+    loss = KLLoss(partial(ppo_loss, config=worker), replace(term_of(node), task_rewards=False))
     by_token = loss(student_logits=student, data=data)
     return loss({name: x[0] for name, x in by_token.items()}, data)[0]
 

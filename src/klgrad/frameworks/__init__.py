@@ -1,8 +1,8 @@
 """Frameworks that can be audited; each has one recorded audit in `records`.
 
-To add one, write its module with `FRAMEWORK`, name it here, and record its audit by `make frameworks`. Its functions
-`subjects` and, if it has them, `policy_losses` and `read_config` import the framework, or nothing heavy: the names here
-need neither torch nor a framework.
+To add one, write its module with `FRAMEWORK`, name it here and in `releases.toml`, and record its audit by
+`make frameworks`. Its functions `subjects` and, if it has them, `policy_losses` and `read_config` import the framework,
+or nothing heavy: the names here need neither torch nor a framework.
 """
 
 from . import (

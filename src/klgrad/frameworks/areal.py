@@ -16,24 +16,19 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from .formulae import OVER_TOKENS, AsLoss, InReward, part_of, ratio_of
-from .framework import Default, Framework
-from .harness import instead, load, subject
-from .run_settings import EARLIER, SEVERAL, KLPart, Reader, Run, Why
+from .framework import Framework
+from .harness import load, subject
+from .run_settings import EARLIER, SEVERAL, KLPart, Reader, Run, Why, under
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from ..audit import Subject
-    from ..audit.probes import Batch
     from ..targets import Verdict
+    from .harness import Batch, Subject, Tensor
 
 STAND_INS = ("uvloop", "einops", "numba")
 FILES = (
     *("areal.engine.fsdp_utils.attn_impl", "areal.utils.constants", "areal.utils.seqpack", "areal.api.cli_args"),
     *("areal.utils.data", "areal.utils.functional:areal/utils/functional/functional", "areal.trainer.ppo.actor"),
 )
-
-DEFAULT = "areal kl_ctl kl_estimator=k1"
 
 
 def subjects() -> list[Subject]:
@@ -59,7 +54,7 @@ def in_reward(kind: str, *, whitened: bool = False, has_reference: bool = True) 
 
     name = f"areal kl_ctl kl_estimator={kind}{' adv_norm.std_level=batch' if whitened else ''}"
     k1, unwhitened = "" if kind == "k1" else "actor.kl_estimator=k1", "actor.adv_norm=null" if whitened else ""
-    return subject("areal", name, loss, instead=instead(k1=k1, unwhitened=unwhitened))
+    return subject(name, loss, k1=k1, unwhitened=unwhitened)
 
 
 def distilled(rl_loss_weight: float) -> Subject:
@@ -72,7 +67,7 @@ def distilled(rl_loss_weight: float) -> Subject:
         data |= {"prox_logp": batch.old_logp, "teacher_logp": batch.ref_logp, **weights}
         return _grpo_loss(config, batch.logp, data)
 
-    return subject("areal", f"areal teacher.rl_loss_weight={rl_loss_weight:g}", loss)
+    return subject(f"areal teacher.rl_loss_weight={rl_loss_weight:g}", loss)
 
 
 def _trajectories(batch: Batch) -> dict[str, Tensor]:
@@ -124,27 +119,17 @@ def modules() -> dict[str, ModuleType]:
 
 ACTOR, TEACHER = "actor.", "teacher."
 KNOWN: dict[str, object] = {
-    f"{ACTOR}kl_ctl": 0.1,
-    f"{ACTOR}kl_estimator": "k1",
-    f"{ACTOR}discount": 1.0,
-    f"{ACTOR}gae_lambda": 1.0,
-    f"{ACTOR}gae_timestep_unit": "token",
-    f"{ACTOR}adv_norm.std_level": "",
-    f"{ACTOR}ppo_n_minibatches": 4,
-    f"{TEACHER}rl_loss_weight": 1.0,
-    f"{TEACHER}distill_loss_weight": 0.005,
+    **under(ACTOR, kl_ctl=0.1, kl_estimator="k1", discount=1.0, gae_lambda=1.0, gae_timestep_unit="token"),
+    **under(f"{ACTOR}adv_norm.", std_level=""),
+    **under(ACTOR, ppo_n_minibatches=4),
+    **under(TEACHER, rl_loss_weight=1.0, distill_loss_weight=0.005),
     "rollout.max_head_offpolicyness": 0,
 }
 """The defaults of `PPOActorConfig` and `TeacherConfig`; that of a level of normalisation stands for none."""
 
 HARMLESS = (
-    f"{ACTOR}optimizer.",
-    "critic.",
-    "ref.",
-    f"{TEACHER}train.",
-    f"{TEACHER}rollout.",
-    "valid_dataset.",
-    "sglang.",
+    *(f"{ACTOR}optimizer.", f"{TEACHER}train.", f"{TEACHER}rollout."),
+    *("critic.", "ref.", "valid_dataset.", "sglang."),
 )
 LEVELS = ("", "batch", "group")
 NO_REFERENCE = (
@@ -213,18 +198,9 @@ def _read_teacher(run: Run) -> KLPart:
     return part_of("areal", "teacher.rl_loss_weight>0", AsLoss("k1"), OVER_TOKENS, beta, caveat)
 
 
-FRAMEWORK = Framework(
+FRAMEWORK = Framework.of(
     "areal",
-    "areal",
-    "1.0.4",
     subjects,
-    Default("k1 in the reward, kl_ctl=0.1", DEFAULT),
-    caveats=(
-        "`kl_ctl` is 0.1 by default. In a configuration without `ref` it multiplies the log-probs of the policy "
-        "itself, which is an entropy bonus.",
-        "With its default, `teacher.rl_loss_weight=1.0`, distillation adds the log-ratio to the teacher to the loss: "
-        "the teacher is scored, and has no effect on the gradient.",
-    ),
     reader=Reader(
         "AReaL",
         KNOWN,
@@ -238,7 +214,5 @@ FRAMEWORK = Framework(
             "teacher.distill_loss_weight",
         ),
         harmless=HARMLESS,
-        source="areal-project/AReaL: areal/api/cli_args.py, areal/trainer/ppo/actor.py, areal/utils/data.py; read on "
-        "2026-11-18",
     ),
 )

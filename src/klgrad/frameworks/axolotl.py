@@ -21,21 +21,16 @@ from unittest.mock import patch
 from ..errors import RunFileError
 from . import trl
 from .formulae import OVER_COMPLETIONS, OVER_TOKENS, SUM, AsLoss, part_of
-from .framework import Default, Framework
+from .framework import Framework
 from .harness import bare, load, subject
-from .run_settings import EARLIER, Change, Reader, Run, Why, one_of
+from .run_settings import EARLIER, Change, Reader, Run, Why, one_of, under
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from ..audit import Subject
-    from ..audit.probes import Batch
+    from .harness import Batch, Subject, Tensor
 
 REPLACED = ("axolotl", "trl", "transformers", "accelerate", "peft", "liger_kernel")
 TOKEN_MEAN = "dapo"
 """A loss type that averages over the tokens of the batch."""
-
-DEFAULT = "axolotl async loss_type=dapo use_bias_correction_kl=False"
 
 
 def subjects() -> list[Subject]:
@@ -82,15 +77,14 @@ def _in_loss(kind: str, corrected: bool) -> Subject:
         }
         return trainer._compute_loss(None, data)
 
-    name = f"axolotl async loss_type={kind} use_bias_correction_kl={corrected}"
-    return subject("axolotl", name, loss)
+    return subject(f"axolotl async loss_type={kind} use_bias_correction_kl={corrected}", loss)
 
 
 def _distilled(beta: float) -> Subject:
     def loss(batch: Batch) -> Tensor:
         return kd_loss(batch.logits[batch.mask], batch.ref_logits[batch.mask], beta) / batch.mask.sum()
 
-    return subject("axolotl", f"axolotl kd_trainer kd_beta={beta:g}", loss)
+    return subject(f"axolotl kd_trainer kd_beta={beta:g}", loss)
 
 
 def kd_loss(logits: Tensor, teacher_logits: Tensor, beta: float, *, k: int | None = None, **settings: object) -> Tensor:
@@ -121,16 +115,9 @@ KNOWN: dict[str, object] = {
     "rl": "",
     f"{TRL}beta": None,
     "rl_beta": None,
-    f"{TRL}loss_type": None,
-    f"{TRL}use_bias_correction_kl": None,
-    f"{TRL}importance_sampling_level": None,
-    f"{TRL}num_iterations": None,
-    f"{TRL}use_vllm": False,
-    f"{TRL}use_liger_loss": None,
-    f"{TRL}async_prefetch": False,
-    f"{TRL}use_data_producer": False,
-    f"{TRL}skip_zero_advantage_batches": True,
-    f"{TRL}sync_ref_model": False,
+    **under(TRL, loss_type=None, use_bias_correction_kl=None, importance_sampling_level=None, num_iterations=None),
+    **under(TRL, use_vllm=False, use_liger_loss=None, async_prefetch=False, use_data_producer=False),
+    **under(TRL, skip_zero_advantage_batches=True, sync_ref_model=False),
     "gradient_accumulation_steps": 1,
 }
 """The defaults of `TRLConfig` of Axolotl; None is passed on to TRL as its own default."""
@@ -209,16 +196,9 @@ def _read_async(run: Run) -> Run:
     return run.of("its asynchronous GRPO trainer", "reverse-kl-token")
 
 
-FRAMEWORK = Framework(
+FRAMEWORK = Framework.of(
     "axolotl",
-    "axolotl",
-    "0.21.0",
     subjects,
-    Default("no KL; with beta alone raised, in the asynchronous trainer", DEFAULT),
-    caveats=(
-        "`trl.use_bias_correction_kl` is false by default in the asynchronous trainer and true in TRL, whose trainer "
-        "is the synchronous one: with the same file one descends the forward KL, and the other the reverse KL.",
-    ),
     reader=Reader(
         "Axolotl",
         KNOWN,
@@ -227,7 +207,5 @@ FRAMEWORK = Framework(
         beginnings=("trl.",),
         telling=("base_model",),
         harmless=HARMLESS,
-        source="axolotl-ai-cloud/axolotl: src/axolotl/utils/schemas/trl.py, src/axolotl/core/trainers/grpo/__init__.py "
-        "and async_trainer.py; read on 2026-11-18",
     ),
 )

@@ -13,8 +13,8 @@ from functools import cache
 from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from .framework import Default, Framework
-from .harness import bare, instead, load, of_arrays, subject
+from .framework import Framework
+from .harness import bare, load, of_arrays, subject
 
 if TYPE_CHECKING:
     from ..audit import Subject
@@ -48,7 +48,7 @@ def _grpo(loss_type: str) -> Subject:
         return step(_state(x), batch, 1, 1.0, is_training=False, loss_type=loss_type).loss
 
     # A mean over the tokens of the batch couples its groups.
-    return subject("easydel", f"easydel grpo loss_type={loss_type}", of_arrays(loss, "jax"))
+    return subject(f"easydel grpo loss_type={loss_type}", of_arrays(loss, "jax"))
 
 
 def _ppo(estimator: str, *, whiten: bool) -> Subject:
@@ -69,10 +69,8 @@ def _ppo(estimator: str, *, whiten: bool) -> Subject:
         return step(_state(x), batch, 0, 0.2, 0.0, 0.2, 0.0, None, is_training=False).loss
 
     name = f"easydel ppo kl_estimator={estimator} whiten_advantages={whiten}"
-    better = instead(
-        k1="" if estimator == "k1" else "kl_estimator=k1", unwhitened="whiten_advantages=False" if whiten else ""
-    )
-    return subject("easydel", name, of_arrays(loss, "jax"), instead=better)
+    k1, unwhitened = "" if estimator == "k1" else "kl_estimator=k1", "whiten_advantages=False" if whiten else ""
+    return subject(name, of_arrays(loss, "jax"), k1=k1, unwhitened=unwhitened)
 
 
 def _gkd(beta: float) -> Subject:
@@ -81,7 +79,7 @@ def _gkd(beta: float) -> Subject:
     def loss(x: dict[str, Any]) -> Any:
         return divergence(x["logits"], x["ref_logits"], mask=x["mask"], beta=beta)
 
-    return subject("easydel", f"easydel gkd beta={beta:g}", of_arrays(loss, "jax"))
+    return subject(f"easydel gkd beta={beta:g}", of_arrays(loss, "jax"))
 
 
 # What these functions need, with the log-probs of the batch in the place of a model.
@@ -156,10 +154,4 @@ def _trainer_file() -> ModuleType:
     return module
 
 
-FRAMEWORK = Framework(
-    "easydel",
-    "easydel",
-    "0.3.0",
-    subjects,
-    Default("GRPO with beta=0.04: k3 as a loss, a mean over tokens", "easydel grpo loss_type=dapo"),
-)
+FRAMEWORK = Framework.of("easydel", subjects)

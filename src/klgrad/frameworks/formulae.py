@@ -16,10 +16,7 @@ from .harness import subject
 from .run_settings import KLPart, as_type
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from ..audit import Subject
-    from ..audit.probes import Batch
+    from .harness import Batch, Subject, Tensor
 
     PerToken = Callable[[Batch], Tensor]
 
@@ -36,7 +33,7 @@ def kl_subject(framework: str, settings: str, per_token: PerToken, reduction: st
             terms = terms / batch.mask.sum(-1, keepdim=True)
         return reduce(terms, batch.rollout(), "token" if reduction == OVER_TOKENS else "sequence")
 
-    return subject(framework, f"{framework} {settings}", loss)
+    return subject(f"{framework} {settings}", loss)
 
 
 def estimate(kind: str, x: Tensor) -> Tensor:

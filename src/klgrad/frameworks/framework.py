@@ -5,10 +5,10 @@ Nothing here needs torch.
 
 import tomllib
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import NotAuditableError
 from ..targets import Descends, Verdict
@@ -133,12 +133,15 @@ def term_of(meaning: Meaning, off_policy: bool) -> str:
     return f"KLTerm({', '.join(choices)})"
 
 
+def _table(name: str) -> dict[str, dict[str, Any]]:
+    return tomllib.loads((files("klgrad.frameworks") / f"{name}.toml").read_text(encoding="utf-8"))
+
+
 def advice() -> tuple[dict[str, dict[Meaning, SettingLines]], dict[str, Home]]:
     """The settings by meaning and the homes, by framework."""
-    told = tomllib.loads((files("klgrad.frameworks") / "advice.toml").read_text(encoding="utf-8"))
     settings: dict[str, dict[Meaning, SettingLines]] = {}
     homes: dict[str, Home] = {}
-    for name, known in told.items():
+    for name, known in _table("advice").items():
         home, shared = known["home"], {"policy_loss": known.get("policy_loss", "")}
         if result := home.pop("result", None):
             home["code"] = IN_PLACE.format(**home["tensors"], result=result)
@@ -151,7 +154,9 @@ def advice() -> tuple[dict[str, dict[Meaning, SettingLines]], dict[str, Home]]:
     return settings, homes
 
 
-# A framework.
+# A framework. What changes with its releases is in `releases.toml`.
+
+RELEASES = _table("releases")
 
 
 @dataclass(frozen=True)
@@ -193,6 +198,20 @@ class Framework:
     reader: Reader | None = None
     files: tuple[str, ...] = ()
     caveats: tuple[str, ...] = ()
+
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        losses: "Callable[[], Iterable[Subject]]",
+        whole_losses: "Callable[[], list[Subject]] | None" = None,
+        reader: Reader | None = None,
+    ) -> "Framework":
+        """A framework with what `releases.toml` says of it."""
+        told: dict[str, Any] = {key: tuple(x) if isinstance(x, list) else x for key, x in RELEASES[name].items()}
+        default = Default(told.pop("settings"), told.pop("default"))
+        reader = reader and replace(reader, source=told.pop("source", ""))
+        return cls(name, losses=losses, default=default, whole_losses=whole_losses, reader=reader, **told)
 
     @property
     def transcribed(self) -> bool:

@@ -13,14 +13,11 @@ from itertools import product
 from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from .framework import Default, Framework
-from .harness import bare, instead, load, named, of_arrays, subject
+from .framework import Framework
+from .harness import bare, load, named, of_arrays, subject
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from ..audit import Subject
-    from ..audit.probes import Batch
+    from .harness import Batch, Subject, Tensor
 
 TOKEN_MEAN, SUM = "token-mean", "seq-mean-token-sum"
 STAND_INS = ("toml", "msgpack", "mlx_lm", "tqdm", "numpy")
@@ -68,19 +65,10 @@ def _of_unsloth(kind: str, level: str, correction: bool) -> Subject:
         )[0]
 
     # A mean over the tokens of the batch couples its groups; the other loss types are means over completions.
-    return subject("unsloth", named("unsloth grpo", settings), loss)
+    return subject(named("unsloth grpo", settings), loss)
 
 
-UNSLOTH = Framework(
-    "unsloth",
-    "unsloth_zoo",
-    "2026.10.9",
-    _unsloth,
-    Default(
-        "GRPO has beta=0.0, no KL; with beta alone raised, and TRL's use_bias_correction_kl",
-        "unsloth grpo loss_type=dapo importance_sampling_level=token use_bias_correction_kl=True",
-    ),
-)
+UNSLOTH = Framework.of("unsloth", _unsloth)
 
 # Trinity-RFT: every function of its KL registry, as the loss (`kl_loss_fn`, on by default).
 #
@@ -109,8 +97,7 @@ def _of_trinity(kind: str, reduction: str) -> Subject:
     def loss(batch: Batch) -> Tensor:
         return kl.calculate_kl_loss(batch.logp, batch.ref_logp, batch.mask, reduction, batch.old_logp)[0]
 
-    name = f"trinity kl_loss_fn={kind} loss_agg_mode={reduction}"
-    return subject("trinity", name, loss)
+    return subject(f"trinity kl_loss_fn={kind} loss_agg_mode={reduction}", loss)
 
 
 @cache
@@ -120,13 +107,7 @@ def trinity_functions() -> ModuleType:
     return load("trinity-rft", *names, replaced=("trinity", "transformers", "ray"))["kl_fn"]
 
 
-TRINITY = Framework(
-    "trinity",
-    "trinity-rft",
-    "0.6.0",
-    _trinity,
-    Default("k2 as a loss, kl_coef=0.001", f"trinity kl_loss_fn=k2 loss_agg_mode={TOKEN_MEAN}"),
-)
+TRINITY = Framework.of("trinity", _trinity)
 
 # cosmos-rl: `compute_loss` of its GRPO trainer, with the KL in the loss (`train_policy.kl_beta`).
 #
@@ -153,20 +134,10 @@ def _of_cosmos_rl(kind: str, unbiased: bool) -> Subject:
         rows = (batch.logp[mask], batch.old_logp[mask], batch.ref_logp[mask])
         return compute(*rows, batch.advantages, ends, config, mask)[0]
 
-    name = f"cosmos-rl kl_beta loss_type={kind} unbiased_kl_estimate={unbiased}"
-    return subject("cosmos-rl", name, loss)
+    return subject(f"cosmos-rl kl_beta loss_type={kind} unbiased_kl_estimate={unbiased}", loss)
 
 
-COSMOS_RL = Framework(
-    "cosmos-rl",
-    "cosmos-rl",
-    "0.4.7",
-    _cosmos_rl,
-    Default(
-        "kl_beta=0, no KL; with kl_beta alone raised",
-        f"cosmos-rl kl_beta loss_type={TOKEN_MEAN} unbiased_kl_estimate=False",
-    ),
-)
+COSMOS_RL = Framework.of("cosmos-rl", _cosmos_rl)
 
 # LLaMA-Factory: the KL of its ASFT loss (`use_asft_loss`), by its own `_kl_divergence`.
 #
@@ -187,12 +158,10 @@ def _llamafactory() -> list[Subject]:
         labels = batch.tokens.where(batch.mask, IGNORED).flatten()
         return kl(flat(batch.logits), flat(batch.ref_logits), labels)
 
-    return [subject("llamafactory", ASFT, loss)]
+    return [subject(ASFT, loss)]
 
 
-LLAMAFACTORY = Framework(
-    "llamafactory", "llamafactory", "0.9.5", _llamafactory, Default("no KL; with use_asft_loss, asft_alpha=0.1", ASFT)
-)
+LLAMAFACTORY = Framework.of("llamafactory", _llamafactory)
 
 # OpenPipe ART: the KL in the advantages of its `loss_fn` (`kl_penalty_coef`).
 #
@@ -223,19 +192,10 @@ def _of_art(source: str, ppo: bool, reduction: str) -> Subject:
         settings = {"kl_penalty_coef": 1.0, **config}
         return file.loss_fn(inputs, batch.logp, batch.ref_logp, None, settings, reduction).policy_loss
 
-    return subject("art", named("art kl_penalty_coef", {**config, "reduction": reduction}), loss)
+    return subject(named("art kl_penalty_coef", {**config, "reduction": reduction}), loss)
 
 
-ART = Framework(
-    "art",
-    "openpipe-art",
-    "0.5.23",
-    _art,
-    Default(
-        "no KL; with kl_penalty_coef alone raised",
-        "art kl_penalty_coef kl_penalty_source=current_learner ppo=False reduction=mean",
-    ),
-)
+ART = Framework.of("art", _art)
 
 # Liger-Kernel: the part of its fused GRPO loss that follows the log-probs.
 #
@@ -263,21 +223,12 @@ def _liger() -> list[Subject]:
                 **settings,
             )[0]
 
-        return subject("liger", named("liger grpo", settings), loss)
+        return subject(named("liger grpo", settings), loss)
 
     return [of_settings(*x) for x in product(("dapo", "grpo", "dr_grpo"), ("token", "sequence"), (False, True))]
 
 
-LIGER = Framework(
-    "liger",
-    "liger-kernel",
-    "0.8.5",
-    _liger,
-    Default(
-        "beta=0.04, k3 without bias correction",
-        "liger grpo loss_type=dapo importance_sampling_level=token use_bias_correction_kl=False",
-    ),
-)
+LIGER = Framework.of("liger", _liger)
 
 # TorchRL: the KL to the reference of `GRPOLoss`, and `DistillationLoss`.
 #
@@ -303,7 +254,7 @@ def _torchrl_grpo() -> Subject:
         return grpo._kl_to_ref(logp, ref_log_prob=batch.ref_logp, coeff=1.0, mask=batch.mask)[0]
 
     # Its mean is over the width of the batch, which groups share.
-    return subject("torchrl", TO_REF, loss)
+    return subject(TO_REF, loss)
 
 
 def _torchrl_distilled(direction: str, mean: bool) -> Subject:
@@ -321,8 +272,7 @@ def _torchrl_distilled(direction: str, mean: bool) -> Subject:
         data = _Data(history=None, teacher=list(batch.ref_logp), student=list(batch.logp))
         return distillation.forward(data).loss_distill
 
-    name = f"torchrl DistillationLoss kl_direction={direction} normalize_by_seq_length={mean}"
-    return subject("torchrl", name, loss)
+    return subject(f"torchrl DistillationLoss kl_direction={direction} normalize_by_seq_length={mean}", loss)
 
 
 class _Data(dict[str, Any]):
@@ -345,18 +295,7 @@ def _torchrl_files() -> dict[str, ModuleType]:
     return modules
 
 
-TORCHRL = Framework(
-    "torchrl",
-    "torchrl",
-    "0.14.1",
-    _torchrl,
-    Default("no KL; with kl_to_ref_coeff alone raised", TO_REF),
-    caveats=(
-        "`kl_direction=forward` is meant for samples of the teacher, on which it descends the forward KL; these audits "
-        "are of samples of the student. `kl_direction=reverse`, the default, descends the forward KL too, as its "
-        "docstring says.",
-    ),
-)
+TORCHRL = Framework.of("torchrl", _torchrl)
 
 # twinkle-kit: the KL of its `GRPOLoss` and `PPOLoss` (`beta`), that of its `GAEAdvantage`, and its `GKDLoss`.
 #
@@ -387,7 +326,7 @@ def _twinkle_in_loss(kind: str) -> Subject:
             advantages=batch.advantages,
         ).loss
 
-    return subject("twinkle", f"twinkle {kind} beta", loss)
+    return subject(f"twinkle {kind} beta", loss)
 
 
 def _twinkle_in_reward(normalize: bool, gae_lambda: float) -> Subject:
@@ -410,8 +349,7 @@ def _twinkle_in_reward(normalize: bool, gae_lambda: float) -> Subject:
         return policy_loss(labels, outputs, old_logps=batch.old_logp, advantages=advantages).loss
 
     name = f"twinkle kl_coef normalize_advantages={normalize} gae_lambda={gae_lambda:g}"
-    better = instead(unwhitened="normalize_advantages=False" if normalize else "")
-    return subject("twinkle", name, loss, instead=better)
+    return subject(name, loss, unwhitened="normalize_advantages=False" if normalize else "")
 
 
 def _twinkle_distilled(beta: float) -> Subject:
@@ -420,7 +358,7 @@ def _twinkle_distilled(beta: float) -> Subject:
     def loss(batch: Batch) -> Tensor:
         return gkd({"labels": _labels(batch)}, {"logits": batch.logits}, teacher_logits=batch.ref_logits).loss
 
-    return subject("twinkle", f"twinkle GKDLoss beta={beta:g}", loss)
+    return subject(f"twinkle GKDLoss beta={beta:g}", loss)
 
 
 def _labels(batch: Batch) -> Tensor:
@@ -435,17 +373,7 @@ def _twinkle_files() -> dict[str, ModuleType]:
     return load("twinkle-kit", *names, replaced=("twinkle",), loaded={"twinkle.data_format": data_format})
 
 
-TWINKLE = Framework(
-    "twinkle",
-    "twinkle-kit",
-    "0.5.1",
-    _twinkle,
-    Default("no KL; with beta alone raised", "twinkle GRPOLoss beta"),
-    caveats=(
-        "The docstring of `GKDLoss` writes β=0 as KL(S‖T) and β=1 as KL(T‖S); its code has KL(T‖S), the forward KL, at "
-        "0 and KL(S‖T), the reverse KL, at 1.",
-    ),
-)
+TWINKLE = Framework.of("twinkle", _twinkle)
 
 # MLX-LM-LoRA: the loss of its GRPO, and its REINFORCE, whose KL is in the reward. mlx-tune: the loss of its GRPO.
 #
@@ -470,7 +398,7 @@ def _mlx_grpo(reduction: str) -> Subject:
 
     name = f"mlx-lm-lora grpo_loss_type={reduction}"
     # A mean over the tokens of the batch couples its groups.
-    return subject("mlx-lm-lora", name, of_arrays(loss, "mlx"))
+    return subject(name, of_arrays(loss, "mlx"))
 
 
 def _reinforce(*, reference: bool) -> Subject:
@@ -483,7 +411,7 @@ def _reinforce(*, reference: bool) -> Subject:
         return file._rlhf_reinforce_logp_loss(x["logp"], ref, x["rewards"], x["mask"], 1.0)[0]
 
     name = f"mlx-lm-lora rlhf_reinforce{'' if reference else ' without a reference model'}"
-    return subject("mlx-lm-lora", name, of_arrays(loss, "mlx"))
+    return subject(name, of_arrays(loss, "mlx"))
 
 
 def _mlx_tune() -> list[Subject]:
@@ -506,20 +434,8 @@ def _mlx_tune() -> list[Subject]:
             beta=1.0,
         )[0]
 
-    return [subject("mlx-tune", "mlx-tune grpo beta", of_arrays(loss, "mlx"))]
+    return [subject("mlx-tune grpo beta", of_arrays(loss, "mlx"))]
 
 
-MLX_LM_LORA = Framework(
-    "mlx-lm-lora",
-    "mlx-lm-lora",
-    "5.10.2",
-    _mlx_lm_lora,
-    Default("GRPO with beta=0.1: k3 as a loss, a mean per completion", "mlx-lm-lora grpo_loss_type=grpo"),
-)
-MLX_TUNE = Framework(
-    "mlx-tune",
-    "mlx-tune",
-    "0.6.0",
-    _mlx_tune,
-    Default("GRPO with beta=0.04, which is not read: no KL", "mlx-tune grpo beta"),
-)
+MLX_LM_LORA = Framework.of("mlx-lm-lora", _mlx_lm_lora)
+MLX_TUNE = Framework.of("mlx-tune", _mlx_tune)

@@ -16,11 +16,11 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    # The modules of the frameworks take these names from here.
+    from torch import Tensor as Tensor
 
-    from ..audit import Subject
-    from ..audit.probes import Batch
-    from ..core.term import Remedy
+    from ..audit import Subject as Subject
+    from ..audit.probes import Batch as Batch
 
     Critic = Callable[[Batch], Tensor]
     """A value (B, T) for the prefix before each token."""
@@ -203,11 +203,20 @@ def named(title: str, settings: Mapping[str, object]) -> str:
     return " ".join([title, *(f"{name}={value}" for name, value in settings.items())])
 
 
-def subject(framework: str, name: str, loss: Callable[[Batch], Tensor], **more: Any) -> Subject:
-    """A loss of a framework to audit; `more` are further fields of `Subject`."""
-    from ..audit import Subject
+def subject(name: str, loss: Callable[[Batch], Tensor], *, k1: str = "", unwhitened: str = "", **more: Any) -> Subject:
+    """A loss of a framework, whose name begins with that of the framework; `more` are further fields of `Subject`.
 
-    return Subject(name, "framework", loss, framework=framework, **more)
+    For a KL in the reward, `k1` and `unwhitened` are what to write instead: settings that select k1, and that stop
+    dividing by a batch's deviation.
+    """
+    from ..audit import Subject
+    from ..core.term import Remedy
+
+    reasons = ["in the reward only k1 descends the reverse KL"] if k1 else []
+    reasons += ["whitening divides β by the standard deviation of the batch"] if unwhitened else []
+    use = (" with ".join(filter(None, [k1, unwhitened])),)
+    instead = Remedy(use=use, why="; ".join(reasons)) if reasons else None
+    return Subject(name, "framework", loss, instead, framework=name.split()[0], **more)
 
 
 def of_arrays(loss: Callable[[dict[str, Any]], Any], library: Literal["jax", "mlx"]) -> Callable[[Batch], Tensor]:
@@ -227,13 +236,3 @@ def scores(batch: Batch) -> Tensor:
     """(B, T) the score of each completion on its last token: the advantages of the audit, zero by default."""
     last = batch.mask & (batch.mask.cumsum(-1) == batch.mask.sum(-1, keepdim=True))
     return batch.advantages * last
-
-
-def instead(*, k1: str = "", unwhitened: str = "") -> Remedy | None:
-    """The remedy for a KL in the reward: settings that select k1, and that stop dividing by a batch's deviation."""
-    from ..core.term import Remedy
-
-    reasons = ["in the reward only k1 descends the reverse KL"] if k1 else []
-    if unwhitened:
-        reasons.append("whitening divides β by the standard deviation of the batch")
-    return Remedy(use=(" with ".join(filter(None, [k1, unwhitened])),), why="; ".join(reasons)) if reasons else None

@@ -18,15 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import RunFileError
 from .formulae import OVER_COMPLETIONS, OVER_TOKENS, SUM, AsLoss, InReward, InScore, part_of
-from .framework import Default, Framework
-from .harness import bare, instead, load, subject
+from .framework import Framework
+from .harness import bare, load, subject
 from .run_settings import SEVERAL, Change, KLPart, Reader, Run, Why
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from ..audit import Subject
-    from ..audit.probes import Batch
+    from .harness import Batch, Subject, Tensor
 
 REPLACED = ("swift", "trl", "transformers", "accelerate", "vllm", "packaging")
 
@@ -63,7 +60,7 @@ def _in_loss(loss_type: str, mode: str | None = None) -> Subject:
         return _loss(trainer, batch, batch.advantages)
 
     name = f"ms-swift loss_type={loss_type}" + (f" rollout_importance_sampling_mode={mode}" if mode else "")
-    return subject("ms-swift", name, loss)
+    return subject(name, loss)
 
 
 def in_reward(estimator: str) -> Subject:
@@ -84,9 +81,7 @@ def in_reward(estimator: str) -> Subject:
         return _loss(trainer, batch, advantage.expand_advantage_to_per_token(advantages, batch.mask))
 
     name = f"ms-swift kl_in_reward advantage_estimator={estimator} loss_type=dr_grpo"
-    whitened = SCALED_BY[estimator] == "batch"
-    better = instead(unwhitened="advantage_estimator=rloo" if whitened else "")
-    return subject("ms-swift", name, loss, instead=better)
+    return subject(name, loss, unwhitened="advantage_estimator=rloo" if SCALED_BY[estimator] == "batch" else "")
 
 
 def _loss(trainer: Any, batch: Batch, advantages: Tensor) -> Tensor:
@@ -211,12 +206,9 @@ def _read_reward(run: Run) -> KLPart:
     return part_of("ms-swift", name, InScore(), REDUCTIONS[kind], run["beta"], caveat)
 
 
-FRAMEWORK = Framework(
+FRAMEWORK = Framework.of(
     "ms-swift",
-    "ms-swift",
-    "4.6.0",
     subjects,
-    Default("k3 as a loss, beta=0.04", "ms-swift loss_type=grpo"),
     reader=Reader(
         "ms-swift",
         KNOWN,
@@ -224,8 +216,6 @@ FRAMEWORK = Framework(
         re.compile(r"(swift|megatron) rlhf|(.*/)?swift/cli/rlhf\.py|swift\.cli\.rlhf"),
         beginnings=("rlhf_type",),
         harmless=HARMLESS,
-        source="modelscope/ms-swift: swift/rlhf_trainers/grpo_trainer.py and args_mixin.py, "
-        "swift/arguments/rlhf_args.py; read on 2026-11-18",
         flags="_",
     ),
 )

@@ -6,27 +6,16 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from ..errors import RunFileError
-from .formulae import (
-    OVER_COMPLETIONS,
-    OVER_TOKENS,
-    InReward,
-    estimate,
-    kl_subject,
-    number_or_none,
-    part_of,
-)
-from .framework import Default, Framework
-from .run_settings import EARLIER, KLPart, Reader, Run, Why
+from .formulae import OVER_COMPLETIONS, OVER_TOKENS, InReward, estimate, kl_subject, number_or_none, part_of
+from .framework import Framework
+from .run_settings import EARLIER, KLPart, Reader, Run, Why, under
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from torch import Tensor
-
-    from ..audit import Subject
-    from ..audit.probes import Batch
     from ..targets import Verdict
     from .formulae import PerToken
+    from .harness import Batch, Subject, Tensor
 
 
 def terms_of(kind: str, *, to_sampler: bool, log_clamp: float | None = 20.0, clamp: float | None = 10.0) -> PerToken:
@@ -66,20 +55,14 @@ def losses() -> Iterator[Subject]:
 
 LOSS, GRPO, PPO = "loss_fn.", "grpo.", "ppo."
 KNOWN: dict[str, Any] = {
-    f"{LOSS}reference_policy_kl_penalty": 0.01,
-    f"{LOSS}reference_policy_kl_type": "k3",
-    f"{LOSS}kl_input_clamp_value": 20.0,
-    f"{LOSS}kl_output_clamp_value": 10.0,
-    f"{LOSS}use_on_policy_kl_approximation": False,
-    f"{LOSS}use_kl_in_reward": False,
-    f"{LOSS}token_level_loss": True,
+    **under(LOSS, reference_policy_kl_penalty=0.01, reference_policy_kl_type="k3"),
+    **under(LOSS, kl_input_clamp_value=20.0, kl_output_clamp_value=10.0, use_on_policy_kl_approximation=False),
+    **under(LOSS, use_kl_in_reward=False, token_level_loss=True),
     f"{GRPO}adv_estimator.name": "grpo",
-    f"{GRPO}num_prompts_per_step": 32,
-    f"{GRPO}num_generations_per_prompt": 16,
+    **under(GRPO, num_prompts_per_step=32, num_generations_per_prompt=16),
     f"{GRPO}async_grpo.enabled": False,
     f"{PPO}adv_estimator.name": "",
-    f"{PPO}num_prompts_per_step": 0,
-    f"{PPO}num_generations_per_prompt": 0,
+    **under(PPO, num_prompts_per_step=0, num_generations_per_prompt=0),
     "policy.train_global_batch_size": 512,
 }
 """The defaults of `ClippedPGLossConfig`, and those of the recipe grpo_math_1B, on which the others build.
@@ -88,11 +71,8 @@ Those of PPO stand for a recipe without that section.
 """
 
 HARMLESS = (
-    f"{GRPO}adv_estimator.",
-    f"{PPO}adv_estimator.",
-    "policy.optimizer.",
-    "policy.megatron_cfg.",
-    "policy.hf_config_overrides.",
+    *(f"{GRPO}adv_estimator.", f"{PPO}adv_estimator."),
+    *("policy.optimizer.", "policy.megatron_cfg.", "policy.hf_config_overrides."),
 )
 
 CLAMPS = (f"{LOSS}kl_input_clamp_value", f"{LOSS}kl_output_clamp_value")
@@ -175,20 +155,9 @@ def _read_reward(run: Run, kind: str, estimator: str) -> KLPart:
     return _part(run, f"{name} token_level_loss={run['token_level_loss']}", form, caveat)
 
 
-FRAMEWORK = Framework(
+FRAMEWORK = Framework.of(
     "nemo-rl",
-    "NVIDIA-NeMo/RL",
-    "0.7.0",
     losses,
-    Default(
-        "k3 as a loss, reference_policy_kl_penalty=0.01",
-        "nemo-rl reference_policy_kl_type=k3 token_level_loss=True",
-    ),
-    files=(
-        "nemo_rl/algorithms/utils.py",
-        "nemo_rl/algorithms/loss/loss_functions.py",
-        "nemo_rl/algorithms/advantage_estimator.py",
-    ),
     reader=Reader(
         "NeMo-RL",
         KNOWN,
@@ -197,11 +166,5 @@ FRAMEWORK = Framework(
         beginnings=("loss_fn.",),
         harmless=HARMLESS,
         sections=(*DISTILLATION, *OTHER),
-        source="NVIDIA-NeMo/RL: nemo_rl/algorithms/loss/loss_functions.py, nemo_rl/algorithms/advantage_estimator.py, "
-        "examples/configs/grpo_math_1B.yaml; read on 2026-11-18 at 7ea279abf of 2026-08-22",
-    ),
-    caveats=(
-        "`use_kl_in_reward` takes `reference_policy_kl_type` too, which is k3 by default: in the reward that is the "
-        "reverse KL minus the forward KL.",
     ),
 )

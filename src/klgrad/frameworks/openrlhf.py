@@ -17,17 +17,13 @@ from itertools import product
 from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from .framework import Default, Framework
-from .harness import bare, instead, load, named, subject, untrained
-from .run_settings import ADAPTS, SEVERAL, KLPart, Reader, Run, Why, one_of
+from .framework import Framework
+from .harness import bare, load, named, subject, untrained
+from .run_settings import ADAPTS, SEVERAL, KLPart, Reader, Run, Why, one_of, under
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from ..audit import Subject
-    from ..audit.probes import Batch
     from ..targets import Verdict
-    from .harness import Critic
+    from .harness import Batch, Critic, Subject, Tensor
 
 STAND_INS = ("deepspeed", "ray", "openrlhf.models", "openrlhf.trainer", "openrlhf.utils")
 FILES = ("models.utils", "models.loss", "trainer.ppo_utils.experience", "trainer.ppo_utils.experience_maker")
@@ -56,8 +52,7 @@ def _in_loss(estimator: str, unbiased: bool) -> Subject:
         )
         return aggregate(per_token, batch.mask.to(batch.logp.dtype))
 
-    name = f"openrlhf algo.kl.use_loss estimator={estimator} unbiased_gradient={unbiased}"
-    return subject("openrlhf", name, loss)
+    return subject(f"openrlhf algo.kl.use_loss estimator={estimator} unbiased_gradient={unbiased}", loss)
 
 
 def in_reward(estimator: str, advantage: str, *, lambd: float = 1.0, critic: Critic = untrained) -> Subject:
@@ -76,11 +71,8 @@ def in_reward(estimator: str, advantage: str, *, lambd: float = 1.0, critic: Cri
         return policy_loss(batch.logp, batch.old_logp, experience.advantages, action_mask=experience.action_mask)[0]
 
     name = f"openrlhf algo.kl in reward estimator={estimator} advantage={advantage}"
-    better = instead(
-        k1="" if estimator == "k1" else "--algo.kl.estimator k1",
-        unwhitened="--algo.advantage.estimator rloo" if advantage == "gae critic=0" else "",
-    )
-    return subject("openrlhf", name, loss, instead=better)
+    unwhitened = "--algo.advantage.estimator rloo" if advantage == "gae critic=0" else ""
+    return subject(name, loss, k1="" if estimator == "k1" else "--algo.kl.estimator k1", unwhitened=unwhitened)
 
 
 def _maker(advantage: str, lambd: float, group_size: int) -> Any:
@@ -139,22 +131,16 @@ def policy_loss(**settings: object) -> Subject:
             rollout_log_probs=batch.behavior_logp,
         )[0]
 
-    return subject("openrlhf", named("openrlhf", settings or {"policy_loss_type": "ppo"}), loss)
+    return subject(named("openrlhf", settings or {"policy_loss_type": "ppo"}), loss)
 
 
 # OpenRLHF: the flags of `openrlhf.cli.train_ppo_ray`.
 
 KNOWN: dict[str, object] = {
-    "algo.kl.init_coef": 0.01,
-    "algo.kl.use_loss": False,
-    "algo.kl.estimator": "k1",
-    "algo.kl.unbiased_gradient": False,
-    "algo.advantage.estimator": "gae",
-    "algo.advantage.no_std_norm": False,
-    "train.max_epochs": 1,
-    "train.batch_size": 128,
-    "rollout.batch_size": 1024,
-    "rollout.n_samples_per_prompt": 1,
+    **under("algo.kl.", init_coef=0.01, use_loss=False, estimator="k1", unbiased_gradient=False),
+    **under("algo.advantage.", estimator="gae", no_std_norm=False),
+    **under("train.", max_epochs=1, batch_size=128),
+    **under("rollout.", batch_size=1024, n_samples_per_prompt=1),
 }
 """The defaults of the settings that matter, read in the source of version 0.11.2."""
 
@@ -219,15 +205,9 @@ def _read_reward(run: Run, estimator: str) -> KLPart:
     return KLPart("reward", loss, run["init_coef"], caveat=caveat)
 
 
-FRAMEWORK = Framework(
+FRAMEWORK = Framework.of(
     "openrlhf",
-    "openrlhf",
-    "0.11.2",
     subjects,
-    Default(
-        "k1 in the reward, advantages by gae",
-        "openrlhf algo.kl in reward estimator=k1 advantage=gae critic=0",
-    ),
     whole_losses=policy_losses,
     reader=Reader(
         "OpenRLHF",

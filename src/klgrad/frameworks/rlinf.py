@@ -15,14 +15,11 @@ from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
-from .framework import Default, Framework
-from .harness import bare, instead, load, subject
+from .framework import Framework
+from .harness import bare, load, subject
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from ..audit import Subject
-    from ..audit.probes import Batch
+    from .harness import Batch, Subject, Tensor
 
 STAND_INS = ("megatron", "params_resharding")
 FILES = (
@@ -49,8 +46,7 @@ def in_loss(worker: str, kind: str, reduction: str) -> Subject:
     def loss(batch: Batch) -> Tensor:
         return run(batch, batch.advantages, kind, reduction)
 
-    name = f"rlinf actor={worker} kl_penalty_type={kind} loss_agg_func={reduction}"
-    return subject("rlinf", name, loss)
+    return subject(f"rlinf actor={worker} kl_penalty_type={kind} loss_agg_func={reduction}", loss)
 
 
 def in_advantage(kind: str) -> Subject:
@@ -72,7 +68,7 @@ def in_advantage(kind: str) -> Subject:
         return _megatron_loss(batch, advantages, "kl", SUM, kl_beta=0.0)
 
     name = f"rlinf adv_type=reinpp reinpp_kl_beta kl_penalty_type={kind}"
-    return subject("rlinf", name, loss, instead=instead(unwhitened="another adv_type, with kl_beta"))
+    return subject(name, loss, unwhitened="another adv_type, with kl_beta")
 
 
 class _Stop(Exception):
@@ -183,17 +179,4 @@ def _modules() -> dict[str, ModuleType]:
     return modules
 
 
-FRAMEWORK = Framework(
-    "rlinf",
-    "rlinf",
-    "0.3.0",
-    subjects,
-    Default(
-        "kl_beta=0 in most of its configurations; with kl_beta alone raised, on FSDP",
-        f"rlinf actor=fsdp kl_penalty_type=low_var_kl loss_agg_func={TOKEN_MEAN}",
-    ),
-    caveats=(
-        "The worker of FSDP swaps the arguments of `kl_penalty`: its `low_var_kl` is χ²(π‖ref)/2 and no forward KL, "
-        "and has no gradient where log π/ref is above 2.61. That of Megatron does not swap them.",
-    ),
-)
+FRAMEWORK = Framework.of("rlinf", subjects)

@@ -133,6 +133,11 @@ class Reader:
     elsewhere: re.Pattern[str] | None = None
 
 
+def under(section: str, **defaults: object) -> dict[str, object]:
+    """Defaults of settings whose names begin with a section."""
+    return {f"{section}{name}": value for name, value in defaults.items()}
+
+
 OTHER_PROGRAMS = r"(?!.*(sft|generat|serve|tinker|eval|merge))"
 """Programs of the same packages that train by no reward."""
 

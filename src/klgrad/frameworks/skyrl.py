@@ -19,16 +19,12 @@ from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from ..errors import RunFileError
-from .framework import Default, Framework
-from .harness import bare, instead, load, named, scores, standing_in, subject, untrained
-from .run_settings import ADAPTS, OTHER_PROGRAMS, SEVERAL, KLPart, Reader, Run, Why
+from .framework import Framework
+from .harness import bare, load, named, scores, standing_in, subject, untrained
+from .run_settings import ADAPTS, OTHER_PROGRAMS, SEVERAL, KLPart, Reader, Run, Why, under
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from ..audit import Subject
-    from ..audit.probes import Batch
-    from .harness import Critic
+    from .harness import Batch, Critic, Subject, Tensor
 
 STAND_INS = (
     *("jaxtyping", "loguru", "omegaconf", "ray", "skyrl_gym", "tqdm", "transformers", "yaml"),
@@ -73,8 +69,7 @@ def _in_loss(estimator: str) -> Subject:
         per_token = kl(batch.logp, batch.ref_logp, loss_mask=mask, kl_estimator_type=estimator)
         return mean(per_token, mask, dim=-1).mean()
 
-    name = f"skyrl use_kl_loss kl_estimator_type={estimator}"
-    return subject("skyrl", name, loss)
+    return subject(f"skyrl use_kl_loss kl_estimator_type={estimator}", loss)
 
 
 def in_reward(
@@ -100,12 +95,8 @@ def in_reward(
         )[0]
 
     name = f"skyrl use_kl_in_reward estimator={estimator} advantage={advantage} {more}".rstrip()
-    whitened = advantage.split()[0] in WHITENED
-    better = instead(
-        k1="" if estimator == "k1" else "kl_estimator_type=k1",
-        unwhitened="advantage_estimator=rloo" if whitened else "",
-    )
-    return subject("skyrl", name, loss, instead=better)
+    unwhitened = "advantage_estimator=rloo" if advantage.split()[0] in WHITENED else ""
+    return subject(name, loss, k1="" if estimator == "k1" else "kl_estimator_type=k1", unwhitened=unwhitened)
 
 
 @cache
@@ -197,23 +188,16 @@ def policy_loss(kind: str, **correction: object) -> Subject:
                 batch.logp, old, advantages, algorithm, loss_mask=mask, rollout_logprobs=batch.behavior_logp
             )[0]
 
-    return subject("skyrl", named("skyrl", {"policy_loss_type": kind, **correction}), loss)
+    return subject(named("skyrl", {"policy_loss_type": kind, **correction}), loss)
 
 
 # SkyRL: `trainer.algorithm` and the sizes of its batches.
 
 ALGORITHM = "trainer.algorithm."
 KNOWN: dict[str, object] = {
-    f"{ALGORITHM}use_kl_loss": True,
-    f"{ALGORITHM}use_kl_in_reward": False,
-    f"{ALGORITHM}kl_loss_coef": 0.001,
-    f"{ALGORITHM}kl_estimator_type": "k3",
-    f"{ALGORITHM}advantage_estimator": "grpo",
-    f"{ALGORITHM}grpo_norm_by_std": True,
-    f"{ALGORITHM}loss_reduction": "token_mean",
-    "trainer.train_batch_size": 1024,
-    "trainer.policy_mini_batch_size": 256,
-    "trainer.update_epochs_per_batch": 1,
+    **under(ALGORITHM, use_kl_loss=True, use_kl_in_reward=False, kl_loss_coef=0.001, kl_estimator_type="k3"),
+    **under(ALGORITHM, advantage_estimator="grpo", grpo_norm_by_std=True, loss_reduction=TOKEN_MEAN),
+    **under("trainer.", train_batch_size=1024, policy_mini_batch_size=256, update_epochs_per_batch=1),
 }
 """The defaults of the settings that matter, read in the source of version 0.4.0."""
 
@@ -269,12 +253,9 @@ def _read_reward(run: Run, estimator: str) -> KLPart:
     return KLPart("reward", loss, run["kl_loss_coef"], caveat=caveat)
 
 
-FRAMEWORK = Framework(
+FRAMEWORK = Framework.of(
     "skyrl",
-    "skyrl",
-    "0.4.0",
     subjects,
-    Default("k3 as a loss", "skyrl use_kl_loss kl_estimator_type=k3"),
     whole_losses=policy_losses,
     reader=Reader(
         "SkyRL",

@@ -6,17 +6,8 @@ import re
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from .formulae import (
-    OVER_COMPLETIONS,
-    OVER_TOKENS,
-    SUM,
-    AsLoss,
-    InReward,
-    kl_subject,
-    part_of,
-    ratio_of,
-)
-from .framework import Default, Framework
+from .formulae import OVER_COMPLETIONS, OVER_TOKENS, SUM, AsLoss, InReward, kl_subject, part_of, ratio_of
+from .framework import Framework
 from .run_settings import SEVERAL, KLPart, Reader, Run, Why
 
 if TYPE_CHECKING:
@@ -166,13 +157,9 @@ def _read_reward(run: Run, reduction: str) -> KLPart:
     return part_of("slime", name, form, reduction, run["kl_coef"], caveat)
 
 
-FRAMEWORK = Framework(
+FRAMEWORK = Framework.of(
     "slime",
-    "THUDM/slime",
-    "0.3.1",
     losses,
-    Default("no KL; with --use-kl-loss alone", "slime --use-kl-loss --kl-loss-type k1"),
-    files=("slime/utils/ppo_utils.py", "slime/backends/megatron_utils/loss.py"),
     reader=Reader(
         "slime",
         KNOWN,
@@ -180,18 +167,8 @@ FRAMEWORK = Framework(
         re.compile(r"(.*/)?slime/train(_async)?\.py"),
         beginnings=("hf_checkpoint", "ref_load", "num_rollout", "opd_", "kl_loss_type", "use_unbiased_kl"),
         harmless=HARMLESS,
-        source="THUDM/slime: slime/utils/arguments.py, slime/backends/megatron_utils/loss.py, "
-        "slime/utils/ppo_utils.py; read on 2026-11-18 at 624b824a8 of 2026-08-21",
         flags="-",
         elsewhere=re.compile(r"\$\{MODEL_ARGS\[@\]\}"),
     ),
 )
-MILES = Framework(
-    "miles",
-    "radixark/miles",
-    "0.1.0",
-    losses_of_miles,
-    Default("no KL; with --use-kl-loss and --kl-loss-coef alone", "miles --use-kl-loss --kl-loss-type k1"),
-    files=tuple(f"miles/backends/training_utils/loss_hub/{name}.py" for name in ("math_utils", "losses", "opd")),
-    caveats=("`--kl-coef` has no effect with `--advantage-estimator grpo`, the default, or `gspo`, as in slime.",),
-)
+MILES = Framework.of("miles", losses_of_miles)

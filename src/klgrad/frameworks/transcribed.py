@@ -20,17 +20,14 @@ from .formulae import (
     part_of,
     ratio_of,
 )
-from .framework import Default, Framework
+from .framework import Framework
 from .run_settings import EARLIER, KLPart, Reader, Run, one_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from torch import Tensor
-
-    from ..audit import Subject
-    from ..audit.probes import Batch
     from .formulae import PerToken
+    from .harness import Batch, Subject, Tensor
 
 
 def easyr1() -> Iterator[Subject]:
@@ -191,16 +188,9 @@ def _part(algorithm: str) -> KLPart:
     return part_of("prime-rl", "algorithm=opd", _distilled, OVER_TOKENS, 1.0, caveat, "advantage")
 
 
-PRIME_RL = Framework(
+PRIME_RL = Framework.of(
     "prime-rl",
-    "PrimeIntellect-ai/prime-rl",
-    "0.8.0",
     prime_rl,
-    Default(
-        "no reference; a squared log-ratio to the sampler, kl_tau=0.001",
-        "prime-rl trainer.loss.type=default kl_tau",
-    ),
-    files=("src/prime_rl/trainer/rl/loss.py",),
     reader=Reader(
         "prime-rl",
         KNOWN,
@@ -208,71 +198,13 @@ PRIME_RL = Framework(
         re.compile(r"prime_rl\..*"),
         beginnings=("orchestrator.", "trainer.loss."),
         harmless=("trainer.optim.", "orchestrator.advantage."),
-        source="PrimeIntellect-ai/prime-rl: src/prime_rl/trainer/rl/loss.py, packages/prime-rl-configs; read on "
-        "2026-11-18 at 0.8.1.dev67, whose losses are those of 0.8.0",
     ),
 )
 
 FRAMEWORKS = (
-    Framework(
-        "open-instruct",
-        "allenai/open-instruct",
-        "0.3.0",
-        open_instruct,
-        Default("k3 as a loss, beta=0.05", "open-instruct kl_estimator=2 loss_denominator=token"),
-        files=("open_instruct/model_utils.py", "open_instruct/grpo_utils.py"),
-    ),
-    Framework(
-        "tinker-cookbook",
-        "thinking-machines-lab/tinker-cookbook",
-        "0.5.8",
-        tinker_cookbook,
-        Default(
-            "no KL; with kl_penalty_coef alone raised",
-            "tinker-cookbook rl kl_penalty_coef kl_discount_factor=0.0",
-        ),
-        files=("tinker_cookbook/rl/metrics.py", "tinker_cookbook/distillation/train_on_policy.py"),
-    ),
-    Framework(
-        "easyr1",
-        "hiyouga/EasyR1",
-        "0.3.3.dev0",
-        easyr1,
-        Default("k1 in the reward, kl_coef=0.001, advantages of GRPO", "easyr1 kl_penalty=kl adv_estimator=grpo"),
-        files=("verl/trainer/core_algos.py", "verl/trainer/config.py", "verl/trainer/ray_trainer.py"),
-        caveats=(
-            "`use_kl_loss` alone is k1 as a loss, which ignores ref: `kl_penalty` is `kl` by default, for the reward. "
-            "Its example file sets `low_var_kl` with it.",
-        ),
-    ),
-    Framework(
-        "roll",
-        "alibaba/ROLL",
-        "0.3.0",
-        roll,
-        Default(
-            "no KL; with use_kl_loss and kl_loss_coef alone raised",
-            "roll use_kl_loss loss_agg_mode=seq-mean-token-mean",
-        ),
-        files=("roll/utils/functionals.py", "roll/pipeline/base_worker.py", "roll/configs/base_config.py"),
-        caveats=(
-            "`init_kl_coef` is 0.2 by default and loads a reference, but the KL is used only with "
-            "`add_token_level_kl` or with `use_kl_loss` and a `kl_loss_coef`, which are off.",
-        ),
-    ),
-    Framework(
-        "molt",
-        "NVIDIA-NeMo/labs-molt",
-        "0.1.6",
-        molt,
-        Default(
-            "k1 in the reward, algo.kl.init_coef=0.01, advantages by reinforce",
-            "molt algo.kl in reward estimator=k1 advantage=reinforce",
-        ),
-        files=("molt/models/utils.py", "molt/trainer/algorithm/advantage.py", "molt/trainer/workers/policy_actor.py"),
-        caveats=(
-            "`--algo.kl.use_loss` with the default estimator, k1, ignores ref; the program prints a recommendation "
-            "only.",
-        ),
-    ),
+    Framework.of("open-instruct", open_instruct),
+    Framework.of("tinker-cookbook", tinker_cookbook),
+    Framework.of("easyr1", easyr1),
+    Framework.of("roll", roll),
+    Framework.of("molt", molt),
 )

@@ -29,16 +29,13 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from ..errors import RunFileError
-from .framework import Default, Framework
+from .framework import Framework
 from .harness import named, subject
 from .run_settings import SEVERAL, KLPart, Reader, Run, Why
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from ..audit import Subject
-    from ..audit.probes import Batch
     from ..trl import KLConfig
+    from .harness import Batch, Subject, Tensor
 
 DISTILLATION_BETAS = (1.0, 0.5, 0.0)
 """What `DistillationTrainer`'s β selects: reverse KL, which is its default; Jensen-Shannon divergence; forward KL."""
@@ -102,7 +99,7 @@ def _subject(kind: str, settings: dict[str, object]) -> Subject:
 
     # The exact KLs that a `KLTrainer` is given are those of the whole batch.
     halves = None if kind == "klgrad" else partial(loss, micro_batches=2)
-    return subject("trl", named(f"trl {kind}", settings), loss, in_micro_batches=halves)
+    return subject(named(f"trl {kind}", settings), loss, in_micro_batches=halves)
 
 
 # TRL: the whole policy losses of its own `GRPOTrainer` and `RLOOTrainer`, without a KL, as is TRL's default.
@@ -134,7 +131,7 @@ def policy_loss(kind: str, **settings: object) -> Subject:
     def loss(batch: Batch) -> Tensor:
         return stage_of(kind, (("beta", 0.0), *settings.items())).loss(batch)
 
-    return subject("trl", named(f"trl {kind}", settings), loss)
+    return subject(named(f"trl {kind}", settings), loss)
 
 
 # Which settings of a run an audit of its trainer needs.
@@ -309,15 +306,9 @@ def _whole(value: Any) -> int:
     return int(value) if str(value).isdigit() else 0
 
 
-FRAMEWORK = Framework(
+FRAMEWORK = Framework.of(
     "trl",
-    "trl",
-    "1.16.0",
     subjects,
-    Default(
-        "GRPO has beta=0.0, no KL; with beta alone raised",
-        "trl grpo loss_type=dapo importance_sampling_level=token use_bias_correction_kl=True",
-    ),
     whole_losses=policy_losses,
     reader=Reader(
         "TRL",

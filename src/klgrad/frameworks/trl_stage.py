@@ -1,6 +1,7 @@
 """The stage on which TRL's trainers are audited: a model of given log-probs, without files, network or output."""
 
 import atexit
+import importlib
 import logging
 import os
 import shutil
@@ -303,13 +304,8 @@ ENTRIES = 1
 vocabularies of the problems have 2 to 4 entries, and the rest must not be empty."""
 
 
-def give_exact_kl(trainer: Any, batch: Batch) -> None:
-    """Make the next loss of a `KLTrainer` with an exact term use the KLs of a batch, whose rows are its completions."""
-    trainer.scorer.forward = partial(_forward, trainer, batch)
-
-
 def _forward(trainer: Any, batch: Batch, model: Any, scored: dict[str, Any], own: Callable[[], Any]) -> Any:
-    """In the place of `Scorer.forward`."""
+    """In the place of `Scorer.forward`: with the KLs of a batch, whose rows are the completions."""
     from ..trl.compat import ForwardPass
 
     logp, entropy, _ = own()
@@ -383,7 +379,7 @@ class Stage:
     def _take(self, batch: Batch) -> None:
         rows, columns = batch.logp.shape
         if self.is_exact:
-            give_exact_kl(self.trainer, batch)
+            self.trainer.scorer.forward = partial(_forward, self.trainer, batch)
         self.trainer.max_completion_length = columns
         self.trainer.args.per_device_train_batch_size = rows
         self.trainer.num_generations = batch.group_size
@@ -420,7 +416,9 @@ def build(
 def _trainer(kind: str, words: tuple[str, ...], rows: int, settings: dict[str, Any], **arguments: Any) -> Any:
     from datasets import Dataset
 
-    trainer_class, config_class = _classes(kind)
+    module = importlib.import_module("klgrad.trl" if kind == "klgrad" else "trl")
+    name = {"klgrad": "KL", "grpo": "GRPO", "rloo": "RLOO", "distillation": "Distillation"}[kind]
+    trainer_class, config_class = getattr(module, f"{name}Trainer"), getattr(module, f"{name}Config")
     with quietly(), offline(), one_thread():
         folder = saved_model(words)
         trainer = trainer_class(
@@ -432,14 +430,3 @@ def _trainer(kind: str, words: tuple[str, ...], rows: int, settings: dict[str, A
         )
     trainer.model.train()
     return trainer
-
-
-def _classes(kind: str) -> tuple[Any, Any]:
-    import trl
-
-    if kind == "klgrad":
-        from ..trl import KLConfig, KLTrainer
-
-        return KLTrainer, KLConfig
-    name = {"grpo": "GRPO", "rloo": "RLOO", "distillation": "Distillation"}[kind]
-    return getattr(trl, f"{name}Trainer"), getattr(trl, f"{name}Config")

@@ -9,16 +9,15 @@ is 0. Only these files are loaded. The functions cast to float32.
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from functools import cache
 from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from ..errors import RunFileError
 from .formulae import OVER_COMPLETIONS, OVER_TOKENS, SUM as SUMMED, AsLoss, InReward, number_or_none, part_of
-from .framework import Default, Framework
-from .harness import bare, instead, load, of_arrays, subject
-from .run_settings import EARLIER, SEVERAL, Change, KLPart, Reader, Run, Why
+from .framework import Framework
+from .harness import bare, load, of_arrays, subject
+from .run_settings import EARLIER, SEVERAL, Change, KLPart, Reader, Run, Why, under
 
 if TYPE_CHECKING:
     from ..audit import Subject
@@ -40,10 +39,10 @@ def subjects() -> list[Subject]:
 def in_loss(learner: str, mode: str, reduction: str) -> Subject:
     """The KL of `grpo_loss_fn` with the configuration of a learner."""
     config = modules()[f"{learner}_learner"].GRPOConfig(beta=1.0, kl_loss_mode=mode, loss_agg_mode=reduction)
-    return of_grpo("tunix", f"tunix {learner} kl_loss_mode={mode} loss_agg_mode={reduction}", config)
+    return of_grpo(f"tunix {learner} kl_loss_mode={mode} loss_agg_mode={reduction}", config)
 
 
-def of_grpo(framework: str, name: str, config: Any) -> Subject:
+def of_grpo(name: str, config: Any) -> Subject:
     """Tunix's GRPO with a configuration, as a loss of a framework."""
     config.temperature = 1.0
     grpo = modules()["algo_core"].grpo_loss_fn
@@ -53,7 +52,7 @@ def of_grpo(framework: str, name: str, config: Any) -> Subject:
         return grpo((x["logp"], x["logits"]), example, config, pad_id=0, eos_id=1)[0]
 
     # A mean over the tokens of the batch couples its groups.
-    return subject(framework, name, of_arrays(loss, "jax"))
+    return subject(name, of_arrays(loss, "jax"))
 
 
 def _example(x: dict[str, object], advantages: object) -> SimpleNamespace:
@@ -80,7 +79,7 @@ def in_reward(method: str, gae_lambda: float) -> Subject:
 
     name = f"tunix ppo kl_method={method} gae_lambda={gae_lambda:g}"
     # GAE ends with a division by the standard deviation of the batch.
-    return subject("tunix", name, of_arrays(loss, "jax"), instead=instead(k1="" if method == "kl" else "kl_method=kl"))
+    return subject(name, of_arrays(loss, "jax"), k1="" if method == "kl" else "kl_method=kl")
 
 
 def _ppo_learner(config: Any, x: dict[str, Any]) -> Any:
@@ -148,7 +147,7 @@ GRPO: dict[str, object] = {
 }
 PPO = {"beta": 0.04, "kl_method": "low_var_kl", "gamma": 1.0, "gae_lambda": 0.95, "num_iterations": 1}
 SECTIONS = {"grpo_config.": GRPO, "agentic_grpo_config.": GRPO, "ppo_config.": PPO}
-KNOWN = {f"{section}{name}": value for section, known in SECTIONS.items() for name, value in known.items()}
+KNOWN = {name: value for section, known in SECTIONS.items() for name, value in under(section, **known).items()}
 """The defaults of the classes, and not those of `base_config.yaml`, whose β is 0.08."""
 
 CLAMPS = tuple(f"{section}kl_clamp_value" for section in SECTIONS)
@@ -172,7 +171,7 @@ def read_config(given: dict[str, Any], _: str | None = None) -> Run:
         received = " and ".join(named) or "none of them"
         raise RunFileError(f"one of {', '.join(SECTIONS)}", received, "give the file of one algorithm")
     (section,) = named
-    run = Run("tunix", given, {f"{section}{x}": value for x, value in SECTIONS[section].items()}, section)
+    run = Run("tunix", given, under(section, **SECTIONS[section]), section)
     run.notes += [BETA] * (f"{section}beta" not in given)
     clamp = number_or_none(given, f"{section}kl_clamp_value", None)
     is_ppo = section == "ppo_config."
@@ -215,15 +214,9 @@ def add_stale(run: Run) -> None:
         run.is_stale_by("off_policy_steps", EARLIER)
 
 
-FRAMEWORK = Framework(
+FRAMEWORK = Framework.of(
     "tunix",
-    "google-tunix",
-    "0.1.7",
     subjects,
-    Default(
-        "GRPO with beta=0.04: k1 as a loss (kl_loss_mode=kl), a mean per completion",
-        f"tunix grpo kl_loss_mode=kl loss_agg_mode={PER_COMPLETION}",
-    ),
     reader=Reader(
         "Tunix",
         KNOWN,
@@ -236,8 +229,6 @@ FRAMEWORK = Framework(
             *(f"{section}advantage_estimator" for section in SECTIONS),
         ),
         sections=CLAMPS,
-        source="google/tunix: tunix/rl/grpo/grpo_learner.py, rl/agentic/agentic_grpo_learner.py, "
-        "rl/ppo/ppo_learner.py, rl/algo_core.py, rl/common.py of the wheel; read on 2026-11-18",
     ),
 )
 
@@ -265,7 +256,7 @@ def _rl(reduction: str) -> Subject:
     config = modules()["grpo_learner"].GRPOConfig(
         num_generations=2, num_iterations=1, beta=1.0, epsilon=0.2, loss_algo="grpo", loss_agg_mode=reduction
     )
-    return of_grpo("maxtext", f"maxtext rl.grpo_beta rl.loss_agg_mode={reduction}", config)
+    return of_grpo(f"maxtext rl.grpo_beta rl.loss_agg_mode={reduction}", config)
 
 
 def _experimental() -> Subject:
@@ -282,7 +273,7 @@ def _experimental() -> Subject:
         data |= {"ar_completions_segmentation": live, "completions_logprobs": x["old_logp"]}
         return _trainer().grpo_loss_fn_nnx(x["logp"], config, data, None, None, x["ref_logp"])[0]
 
-    return subject("maxtext", "maxtext experimental.rl grpo_beta", of_arrays(loss, "jax"))
+    return subject("maxtext experimental.rl grpo_beta", of_arrays(loss, "jax"))
 
 
 def _distillation(alpha: float, offline: bool) -> Subject:
@@ -305,8 +296,7 @@ def _distillation(alpha: float, offline: bool) -> Subject:
         return strategy.compute_loss(output(x["logits"]), teacher, labels)[0]
 
     name = f"maxtext distill_alpha={alpha:g}{f' offline, top {TOP_K}' * offline}"
-    whole = subject("maxtext", name, of_arrays(loss, "jax"))
-    return replace(whole, entries=VOCABULARY) if offline else whole
+    return subject(name, of_arrays(loss, "jax"), entries=VOCABULARY * offline)
 
 
 @cache
@@ -324,12 +314,7 @@ def _trainer() -> ModuleType:
 
 
 RL = "rl."
-MAXTEXT_KNOWN: dict[str, object] = {
-    f"{RL}grpo_beta": 0.08,
-    f"{RL}loss_agg_mode": PER_COMPLETION,
-    f"{RL}num_iterations": 1,
-    f"{RL}off_policy_steps": 0,
-}
+MAXTEXT_KNOWN = under(RL, grpo_beta=0.08, loss_agg_mode=PER_COMPLETION, num_iterations=1, off_policy_steps=0)
 NO_MODE = (
     "MaxText has no setting for Tunix's kl_loss_mode, whose default is k1: no setting makes this KL act. Pass "
     'kl_loss_mode="mse_kl" to GrpoConfig in train_rl.py.'
@@ -348,22 +333,14 @@ def read_config_of_maxtext(given: dict[str, Any], _: str | None = None) -> Run:
     return run.of("Tunix's GRPO", None)
 
 
-MAXTEXT = Framework(
+MAXTEXT = Framework.of(
     "maxtext",
-    "maxtext",
-    "0.2.5",
     subjects_of_maxtext,
-    Default(
-        "RL with rl.grpo_beta=0.08, which Tunix 0.1.7 trains: k1 as a loss, a mean per completion",
-        f"maxtext rl.grpo_beta rl.loss_agg_mode={PER_COMPLETION}",
-    ),
     reader=Reader(
         "MaxText",
         MAXTEXT_KNOWN,
         read_config_of_maxtext,
         re.compile(r"(.*/)?(src\.)?maxtext[./]trainers[./]post_train[./]rl[./]train_rl(\.py)?"),
         beginnings=(f"{RL}grpo_", f"{RL}use_agentic_rollout"),
-        source="AI-Hypercomputer/maxtext: trainers/post_train/rl/train_rl.py, configs/types.py of the wheel; read on "
-        "2026-11-18",
     ),
 )

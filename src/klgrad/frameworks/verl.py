@@ -19,18 +19,14 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import RunFileError
 from .formulae import number_or_none
-from .framework import Default, Framework
-from .harness import instead, load, named, scores, subject, untrained
-from .run_settings import ADAPTS, OTHER_PROGRAMS, SEVERAL, Change, KLPart, Reader, Run, Why, as_type, one_of
+from .framework import Framework
+from .harness import load, named, scores, subject, untrained
+from .run_settings import ADAPTS, OTHER_PROGRAMS, SEVERAL, Change, KLPart, Reader, Run, Why, as_type, one_of, under
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from ..audit import Subject
-    from ..audit.probes import Batch
     from ..targets import Verdict
     from ..verl.declaration import VerlObjective
-    from .harness import Critic
+    from .harness import Batch, Critic, Subject, Tensor
 
 # pyright: reportMissingImports=false
 # (it is audited in an environment of its own)
@@ -78,8 +74,7 @@ def in_loss(kind: str, reduction: str) -> Subject:
         config = actor(use_kl_loss=True, kl_loss_coef=1.0, kl_loss_type=kind, loss_agg_mode=reduction)
         return ppo_loss(config, *micro_batch(batch, batch.advantages))[0]
 
-    name = f"verl use_kl_loss kl_loss_type={kind} loss_agg_mode={reduction}"
-    return subject("verl", name, loss)
+    return subject(f"verl use_kl_loss kl_loss_type={kind} loss_agg_mode={reduction}", loss)
 
 
 def in_reward(kind: str, advantage: str, *, lam: float = 1.0, critic: Critic = untrained) -> Subject:
@@ -103,9 +98,8 @@ def in_reward(kind: str, advantage: str, *, lam: float = 1.0, critic: Critic = u
         return ppo_loss(actor(loss_agg_mode=SUM), *micro_batch(batch, data.batch["advantages"]))[0]
 
     name = f"verl use_kl_in_reward kl_penalty={kind} adv_estimator={advantage}"
-    whitened = advantage.split()[0] in WHITENED
-    better = instead(k1="" if kind == "kl" else "kl_penalty=kl", unwhitened="adv_estimator=rloo" if whitened else "")
-    return subject("verl", name, loss, instead=better)
+    unwhitened = "adv_estimator=rloo" if advantage.split()[0] in WHITENED else ""
+    return subject(name, loss, k1="" if kind == "kl" else "kl_penalty=kl", unwhitened=unwhitened)
 
 
 def _distilled(mode: str, policy_gradient: bool, clamp: float | None = None) -> Subject:
@@ -122,8 +116,7 @@ def _distilled(mode: str, policy_gradient: bool, clamp: float | None = None) -> 
         return distillation_ppo_loss(actor(loss_agg_mode=SUM), config, output, data)[0]
 
     clamped = "" if clamp is None else f" loss_max_clamp={clamp:g}"
-    name = f"verl distillation loss_mode={mode} use_policy_gradient={policy_gradient}{clamped}"
-    return subject("verl", name, loss)
+    return subject(f"verl distillation loss_mode={mode} use_policy_gradient={policy_gradient}{clamped}", loss)
 
 
 def teacher_log_probs(batch: Batch) -> Tensor:
@@ -239,7 +232,7 @@ def policy_loss(mode: str, **settings: object) -> Subject:
     from verl.workers.config import PolicyLossConfig
 
     config = PolicyLossConfig(loss_mode=mode, **settings)
-    return subject("verl", named("verl", {"loss_mode": mode, **settings}), lambda batch: _loss(batch, config))
+    return subject(named("verl", {"loss_mode": mode, **settings}), lambda batch: _loss(batch, config))
 
 
 def _corrected(**settings: object) -> Subject:
@@ -252,7 +245,7 @@ def _corrected(**settings: object) -> Subject:
         more = {} if weights is None else {"rollout_is_weights": weights.batch["rollout_is_weights"]}
         return _loss(batch, PolicyLossConfig(), old_log_probs=old, response_mask=mask, **more)
 
-    return subject("verl", named("verl rollout_correction", settings), loss)
+    return subject(named("verl rollout_correction", settings), loss)
 
 
 def _bypassed(**settings: object) -> Subject:
@@ -261,7 +254,7 @@ def _bypassed(**settings: object) -> Subject:
 
     correction = RolloutCorrectionConfig(bypass_mode=True, **({"rollout_is": None} | settings))
     config = PolicyLossConfig(loss_mode="bypass_mode", rollout_correction=correction)
-    return subject("verl", named("verl loss_mode=bypass_mode", settings), lambda batch: _loss(batch, config))
+    return subject(named("verl loss_mode=bypass_mode", settings), lambda batch: _loss(batch, config))
 
 
 def _loss(batch: Batch, policy_loss: Any, **tensors: Tensor) -> Tensor:
@@ -306,7 +299,7 @@ def declared(node: dict[str, Any], reduction: str = SUM) -> Subject:
     declaration = term_of({"coef": 1.0, **node})
     loss = _in_advantage if declaration.in_advantage else _in_loss
     name = named("verl klgrad", {"placement": "loss", **node, "loss_agg_mode": reduction})
-    return subject("verl", name, partial(loss, declaration, reduction))
+    return subject(name, partial(loss, declaration, reduction))
 
 
 def _in_loss(declaration: VerlObjective, reduction: str, batch: Batch) -> Tensor:
@@ -378,24 +371,15 @@ ACTOR, ALGORITHM = "actor_rollout_ref.actor.", "algorithm."
 DISTILLATION = "distillation."
 TEACHER_LOSS = f"{DISTILLATION}distillation_loss."
 KNOWN: dict[str, object] = {
-    f"{ACTOR}use_kl_loss": False,
-    f"{ACTOR}kl_loss_type": "low_var_kl",
-    f"{ACTOR}kl_loss_coef": 0.001,
-    f"{ACTOR}loss_agg_mode": "token-mean",
-    f"{ALGORITHM}use_kl_in_reward": False,
-    f"{ALGORITHM}kl_penalty": "kl",
+    **under(ACTOR, use_kl_loss=False, kl_loss_type="low_var_kl", kl_loss_coef=0.001, loss_agg_mode=TOKEN_MEAN),
+    **under(ALGORITHM, use_kl_in_reward=False, kl_penalty="kl"),
     f"{ALGORITHM}kl_ctrl.kl_coef": 0.001,
-    f"{ALGORITHM}adv_estimator": "gae",
-    f"{ALGORITHM}norm_adv_by_std_in_grpo": True,
-    f"{ACTOR}ppo_epochs": 1,
-    f"{ACTOR}ppo_mini_batch_size": 256,
+    **under(ALGORITHM, adv_estimator="gae", norm_adv_by_std_in_grpo=True),
+    **under(ACTOR, ppo_epochs=1, ppo_mini_batch_size=256),
     "data.train_batch_size": 1024,
     f"{DISTILLATION}enabled": False,
-    f"{TEACHER_LOSS}loss_mode": "k3",
-    f"{TEACHER_LOSS}use_policy_gradient": False,
-    f"{TEACHER_LOSS}use_task_rewards": True,
-    f"{TEACHER_LOSS}distillation_loss_coef": 1.0,
-    f"{TEACHER_LOSS}loss_max_clamp": None,
+    **under(TEACHER_LOSS, loss_mode="k3", use_policy_gradient=False, use_task_rewards=True),
+    **under(TEACHER_LOSS, distillation_loss_coef=1.0, loss_max_clamp=None),
 }
 """The defaults of the settings that matter; a test compares them with verl's."""
 
@@ -519,15 +503,9 @@ def _estimator(run: Run, name: str) -> str:
     return one_of(run.name_of(name), SAME.get(told, told), ESTIMATORS)
 
 
-FRAMEWORK = Framework(
+FRAMEWORK = Framework.of(
     "verl",
-    "verl",
-    "0.9.1",
     subjects,
-    Default(
-        "no KL; with use_kl_loss=True alone",
-        "verl use_kl_loss kl_loss_type=low_var_kl loss_agg_mode=token-mean",
-    ),
     whole_losses=policy_losses,
     reader=Reader(
         "verl",
@@ -538,10 +516,5 @@ FRAMEWORK = Framework(
         harmless=HARMLESS,
         sections=(PREFIX,),
         elsewhere=re.compile(r"\$\{RAY\[@\]\}"),  # how its examples pass the settings of Ray
-    ),
-    caveats=(
-        "Distillation by its YAML file, `loss_mode=k3` as a loss, is called an estimate of the reverse KL in its code; "
-        "it descends the forward KL, with no gradient where log π/ref is below -2.61. The defaults of its class are "
-        "others: k3 in the reward, clamped at 10.",
     ),
 )
