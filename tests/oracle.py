@@ -46,6 +46,12 @@ def mean_gradient(problem: Problem, coefficient: Tensor) -> Tensor:
     return problem.probability @ per_completion
 
 
+def differentiated(problem: Problem, value: Callable[[Problem], Tensor]) -> Tensor:
+    """The gradient of a function of the problem by the logits of π."""
+    logits = problem.logits.clone().requires_grad_()
+    return torch.autograd.grad(value(problem.with_logits(logits)), logits)[0].flatten()
+
+
 def gradient_of_rows(problem: Problem, rows: Tensor, loss: Callable[[Rollout], Tensor], *, on_policy: bool) -> Tensor:
     """∇loss of one batch of completions of one prompt, by autograd through the logits."""
     logits = problem.logits.clone().requires_grad_()

@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from kernels.cases import GENERATORS, agree, budget, check_gradient_of, confident, make
+from kernels.cases import GENERATORS, agree, check_gradients, confident, keeping, make
 from kernels.test_fused_statistics import TABLE, check, two
 from tolerances import BFLOAT16, KEPT, SINGLE
 
@@ -217,24 +217,22 @@ def test_nan_is_not_treated_as_a_ban(settings):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("kept", [0, 8, None])
+@pytest.mark.parametrize("kept", [0, 8, "fast"])
 @pytest.mark.usefixtures("small_tiles")
 def test_the_whole_function(kept, dtype, monkeypatch):
     monkeypatch.setattr(tiles_triton, "SLICE", 16)
     case = make((6,), 29, dtype=dtype, bias=True, policy={"softcap": 4.0})
     assert fused_statistics.backend_for(case.hidden) is tiles_triton
-    options = {"mode": "fast"} if kept is None else {"budget": budget(case, kept=kept)}
-    agree(case, SINGLE, SINGLE if dtype == torch.float32 else BFLOAT16, **options)
+    agree(case, SINGLE, SINGLE if dtype == torch.float32 else BFLOAT16, **keeping(case, kept))
 
 
-@pytest.mark.parametrize("kept", [0, None])
+@pytest.mark.parametrize("kept", [0, "fast"])
 @pytest.mark.parametrize("divergence", GENERATORS, ids=lambda d: d.name)
 @pytest.mark.usefixtures("small_tiles")
 def test_divergences(divergence, kept, launches):
     """Every generator, in value and gradient, with a partial slice."""
     case = make((4,), 29, dtype=torch.float32, ref_bias=True, policy={"softcap": 4.0, "temperature": 0.8})
-    options = {"mode": "fast"} if kept is None else {"budget": budget(case, kept=kept)}
-    agree(case, SINGLE, divergence=divergence, **options)
+    agree(case, SINGLE, divergence=divergence, **keeping(case, kept))
     assert tiles_triton._divergence_kernel in launches
 
 
@@ -279,7 +277,7 @@ def test_a_generator_without_a_kernel_is_computed_by_torch(launches):
     assert not launches
 
 
-@pytest.mark.parametrize("kept", [24, None])
+@pytest.mark.parametrize("kept", [24, "fast"])
 @pytest.mark.usefixtures("small_tiles")
 def test_the_whole_function_for_hopper(kept, launches, monkeypatch):
     """With torch in place of the kernels for Hopper, and what they keep read by Triton."""
@@ -291,8 +289,7 @@ def test_the_whole_function_for_hopper(kept, launches, monkeypatch):
     monkeypatch.setattr(tiles, "MARKED", 4)
     monkeypatch.setattr(tiles_triton, "MARKED", 4)
     case = make((12,), 50, entries=0, dtype=torch.bfloat16, policy={"temperature": 0.7, "scale": 1.3})
-    options = {"mode": "fast"} if kept is None else {"budget": budget(case, kept=kept)}
-    agree(case, SINGLE, BFLOAT16, **options)
+    agree(case, SINGLE, BFLOAT16, **keeping(case, kept))
     assert launches == [tiles_triton._gradient_kernel]
 
 
@@ -301,8 +298,7 @@ def test_confident_tokens(monkeypatch):
     monkeypatch.setattr(tiles_triton, "SLICE", 128)
     case = confident(1e-3, tokens=4, vocabulary=300)
     assert fused_statistics.backend_for(case.hidden) is tiles_triton
-    for name in ("reverse_kl", "forward_kl", "entropy", "logp"):
-        check_gradient_of(name, case, KEPT, mode="fast")
+    check_gradients(case, KEPT, mode="fast")
 
 
 def test_from_logits():

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from kernels.cases import agree, budget, check_gradient_of, confident, make, weighted_sum
+from kernels.cases import agree, check_gradients, confident, keeping, make, weighted_sum
 from tolerances import BFLOAT16, FLOAT16, KEPT, SINGLE, TENSOR_CORES
 
 from klgrad.kernels import state, tiling
@@ -21,11 +21,7 @@ pytestmark = [
 ODD = ((300, 200, 136, 1000), (1111, 1024, 1024, 4224), (256, 64, 64, 38400), (1, 8, 8, 130), (129, 72, 64, 1001))
 """Tokens, hidden sizes and vocabulary. The third has more tiles than steps of a tile."""
 FACTORS = (1.25, 0.8)
-MODES = {
-    "fast": lambda case: {"mode": "fast"},
-    "nothing kept": lambda case: {"budget": budget(case, kept=0)},
-    "some kept": lambda case: {"budget": budget(case, kept=2048)},
-}
+every_kept = pytest.mark.parametrize("kept", ["fast", 0, 2048])
 
 
 @pytest.fixture
@@ -128,7 +124,7 @@ def test_gradient_of_the_logits(size):
     assert (wide[:, -(-vocabulary // 8) * 8 :] == 7).all()
 
 
-@pytest.mark.parametrize("mode", MODES)
+@every_kept
 @pytest.mark.parametrize(
     "settings",
     [
@@ -138,25 +134,24 @@ def test_gradient_of_the_logits(size):
     ],
     ids=str,
 )
-def test_values_and_gradients(settings, mode, calls):
+def test_values_and_gradients(settings, kept, calls):
     case = make(entries=0, **settings).to(torch.bfloat16, "cuda")
-    agree(case, SINGLE, BFLOAT16, **MODES[mode](case))
+    agree(case, SINGLE, BFLOAT16, **keeping(case, kept))
     assert calls
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_float16(mode, calls):
+@every_kept
+def test_float16(kept, calls):
     case = make((300,), 9000, 128, entries=0).to(torch.float16, "cuda")
-    agree(case, SINGLE, KEPT if mode == "fast" else FLOAT16, **MODES[mode](case))
+    agree(case, SINGLE, KEPT if kept == "fast" else FLOAT16, **keeping(case, kept))
     assert calls
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_confident_tokens_over_several_chunks(mode, monkeypatch):
+@every_kept
+def test_confident_tokens_over_several_chunks(kept, monkeypatch):
     monkeypatch.setattr(tiling, "ROWS", 128)
     case = confident(1e-4, tokens=300, vocabulary=5000, size=256, device="cuda")
-    for name in ("reverse_kl", "forward_kl", "entropy", "logp"):
-        check_gradient_of(name, case, KEPT, **MODES[mode](case))
+    check_gradients(case, KEPT, **keeping(case, kept))
 
 
 def test_more_than_two_billion_kept_entries(calls):
@@ -176,7 +171,7 @@ def test_masks(calls):
     live = torch.arange(300, device="cuda") % 3 != 1
     targets = torch.where(live, case.targets, -100)
     truth = case.to(torch.float64).specification()
-    found = replace(case, targets=targets).statistics(mask=live, budget=budget(case, kept=1024))
+    found = replace(case, targets=targets).statistics(mask=live, **keeping(case, 1024))
     for name in ("logp", "ref_logp", "reverse_kl", "forward_kl", "entropy"):
         SINGLE.check(getattr(found, name)[live], getattr(truth, name)[live])
         assert (getattr(found, name)[~live] == 0).all()
@@ -190,16 +185,16 @@ def test_masks(calls):
 )
 def test_what_the_kernels_do_not_do(settings, calls):
     case = make(**{"shape": (100,), "vocabulary": 3000, "size": 64, "entries": 0} | settings).to(torch.bfloat16, "cuda")
-    agree(case, SINGLE, BFLOAT16, budget=budget(case, kept=0))
+    agree(case, SINGLE, BFLOAT16, **keeping(case, 0))
     assert not calls
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_two_runs_are_equal(mode):
+@every_kept
+def test_two_runs_are_equal(kept):
     case = make((300,), 9000, 128, entries=0).to(torch.bfloat16, "cuda").require_grad()
     runs = []
     for _ in range(2):
-        found = case.statistics(**MODES[mode](case))
+        found = case.statistics(**keeping(case, kept))
         runs.append([*found[:5], *torch.autograd.grad(weighted_sum(found), case.leaves)])
     for first, second in zip(*runs, strict=True):
         assert torch.equal(first, second)
@@ -233,4 +228,4 @@ def test_memory_is_within_the_plan(mode, calls):
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there is no second GPU")
 def test_tensors_of_another_device_than_the_current_one():
     case = make((100,), 3000, 64, entries=0).to(torch.bfloat16, "cuda:1")
-    agree(case, SINGLE, BFLOAT16, budget=budget(case, kept=1024))
+    agree(case, SINGLE, BFLOAT16, **keeping(case, 1024))

@@ -4,14 +4,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from kernels.cases import agree, budget, check_gradient_of, confident, make
+from kernels.cases import agree, check_gradients, confident, keeping, make
 from tolerances import BFLOAT16, EXACT, KEPT
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from klgrad.kernels import fused_statistics, passes, state, tiles_torch
 from klgrad.kernels.tiling import CachedLogits
 
-OUTPUTS = ("reverse_kl", "forward_kl", "entropy", "logp")
 DOUBTS = (0.1, 0.01, 2e-3, 1e-4)
 """1 - p of the sampled tokens, whose KL is about 11."""
 
@@ -23,8 +22,7 @@ def test_confident_tokens_far_from_the_reference(doubt):
     truth = case.to(torch.float64).specification()
     assert 0.5 * doubt < 1 - truth.logp.exp().mean() < 2 * doubt
     assert 10 < truth.reverse_kl.mean() < 11.1
-    for name in OUTPUTS:
-        check_gradient_of(name, case, KEPT, mode="fast")
+    check_gradients(case, KEPT, mode="fast")
 
 
 @pytest.mark.parametrize("kept", [0, 24, 104])
@@ -32,8 +30,7 @@ def test_confident_tokens_far_from_the_reference(doubt):
 def test_confident_tokens_over_many_slices(kept):
     """Most slices do not contain the confident entry; some are recomputed."""
     case = confident(1e-3, tokens=8, vocabulary=104)
-    for name in OUTPUTS:
-        check_gradient_of(name, case, KEPT, budget=budget(case, kept=kept))
+    check_gradients(case, KEPT, **keeping(case, kept))
 
 
 def test_two_tokens_share_the_probability():
@@ -43,7 +40,7 @@ def test_two_tokens_share_the_probability():
     case.ref_head.weight[(case.targets + 1) % 4096] = case.ref_head.weight[case.targets]
     probability = case.to(torch.float64).specification().logp.exp()
     assert ((probability > 0.4) & (probability < 0.6)).all()
-    check_gradient_of("reverse_kl", case, KEPT, mode="fast")
+    check_gradients(case, KEPT, "reverse_kl", mode="fast")
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
@@ -108,7 +105,7 @@ def test_half_of_what_was_kept_is_freed_before_the_gradients_need_memory(kept, m
     monkeypatch.setattr(passes, "_room", noted)
     monkeypatch.setattr(fused_statistics, "gradients", looked_at)
     case = confident(1e-3, tokens=8, vocabulary=104).require_grad()
-    case.statistics(budget=budget(case, kept=kept)).reverse_kl.sum().backward()
+    case.statistics(**keeping(case, kept)).reverse_kl.sum().backward()
     assert freed == [False, True]
 
 
@@ -122,7 +119,7 @@ def test_kernels_take_all_tokens_of_a_kept_tile(entries, strips, monkeypatch):
         launches.append((tile.start, tile.width, len(tile.targets)))
         tiles_torch.gradient(tile, rows, states, first, kept, out)
 
-    backend = SimpleNamespace(gradient=gradient, slices=tiles_torch.slices, statistics=tiles_torch.statistics)
+    backend = SimpleNamespace(**vars(tiles_torch) | {"gradient": gradient})
     monkeypatch.setattr(fused_statistics, "backend_for", lambda hidden: backend)
     agree(make((12,), 40, entries=entries), EXACT, mode="fast")
     assert launches == [(start, width, n) for start, width in ((0, 16), (16, 16), (32, 8)) for n in strips]

@@ -5,7 +5,7 @@ import weakref
 
 import pytest
 import torch
-from kernels.cases import GENERATORS, GRADIENT, agree, budget, check_gradient_of, confident, make
+from kernels.cases import GENERATORS, GRADIENT, agree, budget, check_gradients, confident, keeping, make
 from tolerances import EXACT, KEPT, NEAR_KL, SINGLE
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -42,19 +42,14 @@ def _own_excess(x):
     return x**3 - 3 * x**2 + 7 * x - 7 + 7 * torch.exp(-x)
 
 
-@pytest.mark.parametrize("kept", [0, 30, None])
+@pytest.mark.parametrize("kept", [0, 30, "fast"])
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("divergence", [*GENERATORS, OWN], ids=lambda d: d.name)
 @pytest.mark.usefixtures("small_tiles")
 def test_value_and_gradient(divergence, setting, kept):
     """Against autograd through the excess over full logits in float64, beside weights on all other outputs."""
     case = make(**SETTINGS[setting])
-    agree(
-        case,
-        EXACT,
-        divergence=divergence,
-        **({"mode": "fast"} if kept is None else {"budget": budget(case, kept=kept)}),
-    )
+    agree(case, EXACT, divergence=divergence, **keeping(case, kept))
 
 
 @pytest.mark.parametrize("divergence", NAMED)
@@ -69,7 +64,7 @@ def test_confident_tokens_far_from_the_reference(divergence):
     """Kept in 16 bits; the gradient is proportional to 1 - p."""
     for kept in (0, 104):
         case = confident(1e-3, tokens=8, vocabulary=104)
-        check_gradient_of("divergence", case, KEPT, divergence=divergence, budget=budget(case, kept=kept))
+        check_gradients(case, KEPT, "divergence", divergence=divergence, **keeping(case, kept))
 
 
 def test_a_divergence_without_a_weight_does_not_change_the_backward_pass(monkeypatch):
