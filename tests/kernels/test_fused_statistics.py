@@ -100,19 +100,17 @@ def test_entries_may_repeat_and_may_be_the_target():
 
 @pytest.mark.usefixtures("small_tiles")
 def test_non_contiguous_inputs():
-    turned = lambda x: None if x is None else x.detach().T.contiguous().T
-    every_other = lambda x: torch.stack([x, x], 1)[:, 0]
+    turned, every_other = (lambda x: x.T.contiguous().T), (lambda x: torch.stack([x, x], 1)[:, 0])
     case = make(bias=True)
-    heads = [Head(turned(h.weight), every_other(h.bias) if h.bias is not None else None) for h in (case.head,)]
     strided = replace(
         case,
         hidden=turned(case.hidden),
-        head=heads[0],
+        head=Head(turned(case.head.weight), every_other(case.head.bias)),
         targets=every_other(case.targets),
         ref_hidden=turned(case.ref_hidden),
-        entries=case.entries.T.contiguous().T,
+        entries=turned(case.entries),
     )
-    assert not any(x.is_contiguous() for x in (strided.hidden, heads[0].weight, heads[0].bias, strided.targets))
+    assert not any(x.is_contiguous() for x in (*strided.leaves, strided.targets, strided.ref_hidden, strided.entries))
     agree(strided, EXACT)
 
 
@@ -160,8 +158,7 @@ def test_a_second_derivative_is_refused_not_wrong():
 
 
 def test_the_reference_gets_no_gradient():
-    case = make()
-    case.hidden.requires_grad_()
+    case = make().require_grad()
     for x in (case.ref_hidden, case.ref_head.weight):
         x.requires_grad_()
     found = case.statistics()
@@ -172,7 +169,7 @@ def test_the_reference_gets_no_gradient():
 
 
 def test_without_a_reference_there_is_no_kl():
-    found = token_statistics(*(getattr(make(), n) for n in ("hidden", "head", "targets")))
+    found = make(paired=False, entries=0).statistics()
     assert found.ref_logp is found.reverse_kl is found.forward_kl is found.entries_logp is None
 
 
@@ -349,10 +346,9 @@ def test_the_policy_is_projected_once_for_all(monkeypatch):
 
 
 def test_one_in_a_list_is_one():
-    case, _ = two()
+    case = make(entries=0)
     given = (case.hidden, case.head, case.targets)
-    alone = token_statistics(*given, case.ref_hidden, case.ref_head)
-    listed = token_statistics(*given, [case.ref_hidden], [case.ref_head], ref_weights=[1.0])
+    alone, listed = case.statistics(), token_statistics(*given, [case.ref_hidden], [case.ref_head], ref_weights=[1.0])
     for x, y in zip(alone, listed, strict=True):
         assert (x is None) == (y is None)
         assert x is None or torch.equal(x, y)
@@ -384,10 +380,7 @@ def test_autocast_is_the_same_as_casting(backward):
         gradients = gradients_of(case, total) if backward == "inside" else None
     gradients = gradients or gradients_of(case, total)
     cast = case.to(torch.bfloat16)
-    biases = [h.bias for h in (case.head, case.ref_head)]
-    cast = replace(
-        cast, head=replace(cast.head, bias=biases[0].detach()), ref_head=replace(cast.ref_head, bias=biases[1])
-    )
+    cast = replace(cast, head=replace(cast.head, bias=case.head.bias.detach()))
     explicit = cast.require_grad().statistics()
     assert found.logp.dtype == torch.float32
     compare(found, explicit, SINGLE)
@@ -411,9 +404,8 @@ def test_checkpointing(reentrant):
     case = make(bias=True).require_grad()
 
     def loss(hidden, weight, bias):
-        return cases.weighted_sum(
-            replace(case, hidden=hidden.tanh(), head=replace(case.head, weight=weight, bias=bias)).statistics()
-        )
+        head = replace(case.head, weight=weight, bias=bias)
+        return cases.weighted_sum(replace(case, hidden=hidden.tanh(), head=head).statistics())
 
     plain = gradients_of(case, loss(*case.leaves))
     checkpointed = checkpoint(loss, *case.leaves, use_reentrant=reentrant)
@@ -428,9 +420,7 @@ def test_compilation_goes_around_it():
     case = make(bias=True, dtype=torch.float32).require_grad()
 
     def loss(hidden):
-        found = token_statistics(
-            torch.tanh(hidden) * 2, case.head, case.targets, case.ref_hidden, case.ref_head, entries=case.entries
-        )
+        found = replace(case, hidden=torch.tanh(hidden) * 2).statistics()
         return cases.weighted_sum(found) * 3 + from_logits(hidden, case.targets % 16, -hidden.detach()).forward_kl.sum()
 
     compiled = torch.compile(loss, backend="eager")

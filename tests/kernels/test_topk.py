@@ -1,8 +1,10 @@
 """The KL over k entries and a tail, by the sum over every token that may be sampled."""
 
+from dataclasses import replace
+
 import pytest
 import torch
-from kernels.cases import make
+from kernels.cases import compare_gradients, make
 from tolerances import EXACT, SINGLE
 
 from klgrad import divergences
@@ -14,20 +16,17 @@ GENERATOR = torch.Generator().manual_seed(0)
 LOGITS, REF, SAMPLER = torch.randn(3, ROWS, VOCABULARY, generator=GENERATOR, dtype=torch.float64)
 LOG_Q = REF.log_softmax(-1)
 both = pytest.mark.parametrize("divergence", ["reverse", "forward"])
-all_divergences = pytest.mark.parametrize(
-    "divergence",
-    [
-        "reverse",
-        "forward",
-        "jensen-shannon",
-        "jensen-shannon(0.1)",
-        "hellinger",
-        "chi-square",
-        "alpha(0.3)",
-        "huber(1)",
-        "0.3 forward + 0.7 reverse",
-    ],
-)
+NAMES = [
+    "reverse",
+    "forward",
+    "jensen-shannon",
+    "jensen-shannon(0.1)",
+    "hellinger",
+    "chi-square",
+    "alpha(0.3)",
+    "huber(1)",
+]
+all_divergences = pytest.mark.parametrize("divergence", [*NAMES, "0.3 forward + 0.7 reverse"])
 every_k = pytest.mark.parametrize("k", [1, 3, 8])
 
 
@@ -104,18 +103,10 @@ def test_the_part_of_the_head_is_a_lower_bound_that_pulls_the_head_alone(k, dive
 
 def test_a_divergence_of_ones_own():
     mine = divergences.from_slope("cubic", lambda x: x + x**3)
-    z, log_p, ids, in_head = divided(3)
-    full = mine.over(log_p, LOG_Q).sum()
-    each = [
-        log_p[:, y].detach().exp()
-        * sampled_tail_kl(
-            log_p.gather(1, ids), LOG_Q.gather(1, ids), log_p[:, y], LOG_Q[:, y], in_head[:, y], divergence=mine
-        )
-        for y in range(VOCABULARY)
-    ]
-    mean = torch.stack(each).sum(0)
-    EXACT.check(mean.sum(), full)
-    EXACT.check_vector(gradient(mean, z), gradient(full, z))
+    z, log_p, value, slope, _ = mean_over_tokens(3, mine, on_policy=True)
+    full = mine.over(log_p, LOG_Q)
+    EXACT.check(value, full)
+    EXACT.check_vector(slope, gradient(full, z))
 
 
 @both
@@ -135,15 +126,8 @@ def mean_over_tokens(k, divergence, on_policy):
     value, slope, worst = 0, 0, torch.inf
     for y in range(VOCABULARY):
         ratio = None if on_policy else (log_p - log_mu)[:, y].exp()
-        one = sampled_tail_kl(
-            log_p.gather(1, ids),
-            LOG_Q.gather(1, ids),
-            log_p[:, y],
-            LOG_Q[:, y],
-            in_head[:, y],
-            ratio=ratio,
-            divergence=divergence,
-        )
+        given = (log_p.gather(1, ids), LOG_Q.gather(1, ids), log_p[:, y], LOG_Q[:, y], in_head[:, y])
+        one = sampled_tail_kl(*given, ratio=ratio, divergence=divergence)
         chance = log_mu[:, y].exp()
         value, slope = value + chance * one.detach(), slope + gradient(chance * one, z)
         worst = min(worst, float(one.detach().min()))
@@ -211,23 +195,15 @@ def test_from_a_teachers_stored_top_k_and_without_logits(divergence):
 
     def losses(logp, token_logp):
         lump = lumped_kl(logp, stored.values, divergence)
-        rest = sampled_tail_kl(
-            logp, stored.values, token_logp, token_logp.detach() - 0.3, in_head, divergence=divergence
-        )
-        return lump + 2 * rest
+        given = (logp, stored.values, token_logp, token_logp.detach() - 0.3, in_head)
+        return (lump + 2 * sampled_tail_kl(*given, divergence=divergence)).sum()
 
-    found = (
-        type(case)(case.hidden, case.head, case.targets, case.ref_hidden, case.ref_head, entries=stored.indices)
-        .require_grad()
-        .statistics()
-    )
+    found = replace(case, entries=stored.indices).require_grad().statistics()
     log_p = fused_statistics.logits(wide.require_grad().hidden, wide.head).log_softmax(-1)
     expected = losses(log_p.gather(1, stored.indices), log_p.gather(1, wide.targets[:, None])[:, 0])
     total = losses(found.entries_logp, found.logp)
     EXACT.check(total, expected)
-    truth = torch.autograd.grad(expected.sum(), wide.leaves)
-    for x, y in zip(torch.autograd.grad(total.sum(), case.leaves), truth, strict=True):
-        EXACT.check_vector(x, y)
+    compare_gradients(total, case.leaves, expected, wide.leaves, EXACT)
 
 
 def test_half_precision_is_lifted():
