@@ -169,7 +169,7 @@ def test_the_merging_compiles(parts, tokens, monkeypatch, tmp_path):
 
     monkeypatch.setattr(merging, "_merge_kernel", Kernel())
     for marks in (None, torch.zeros(3, tokens, parts)):
-        merging.merge_states(torch.zeros(9, parts, tokens), marks)
+        merging.merge(torch.zeros(9, parts, tokens), marks)
         assert stack(made[-1], tmp_path) == 0
 
 
@@ -185,11 +185,11 @@ for apart, count in ((0.02, 37), (3.0, 37), (3.0, 3), (0.02, 9), (3.0, 1)):
     cuts = range(0, 8 * count, 8)
     parts = torch.stack([state.of_logits(z[:, i:i + 8], z_ref[:, i:i + 8])[2] for i in cuts], 1)
     wide = torch.full((3, 45, count + 2), torch.nan)
-    merged = merging.merge_states(parts[:9].contiguous(), wide[:, :, 1:-1])
+    merged = merging.merge(parts[:9].contiguous(), wide[:, :, 1:-1])
     assert merged.shape[1] <= merging.GROUPS
     torch.testing.assert_close(wide[:, :, 1:-1].mT, torch.stack([parts[0], parts[3], parts[5] / parts[1]]))
     assert wide[:, :, [0, -1]].isnan().all()
-    assert torch.equal(merging.merge_states(parts[:9].contiguous(), None), merged)
+    assert torch.equal(merging.merge(parts[:9].contiguous(), None), merged)
     got = state.finish(state.merge(merged))
     for name, value in state.finish(state.merge(parts))._asdict().items():
         torch.testing.assert_close(getattr(got, name), value, rtol=2e-5, atol=1e-6, msg=lambda m: name + m)
