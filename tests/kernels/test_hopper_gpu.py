@@ -7,9 +7,14 @@ import torch
 from kernels.cases import agree, check_gradients, confident, keeping, make, weighted_sum
 from tolerances import BFLOAT16, FLOAT16, KEPT, SINGLE, TENSOR_CORES
 
-from klgrad.kernels import state, tiling
+from klgrad.kernels import hopper, state, tiling
 from klgrad.kernels.hopper import HopperOperands
 from klgrad.kernels.tiling import MARKED, CachedLogits
+
+if not hopper._importable():
+    pytest.skip("there is no Triton with the parts of Gluon that are used", allow_module_level=True)
+
+from klgrad.kernels.hopper import gluon
 
 pytestmark = [
     pytest.mark.gpu,
@@ -27,15 +32,13 @@ every_kept = pytest.mark.parametrize("kept", ["fast", 0, 2048])
 @pytest.fixture
 def calls(monkeypatch):
     """The kernels that are started."""
-    from klgrad.kernels.hopper import gluon as launch
-
-    started, start = [], launch._start
+    started, start = [], gluon._start
 
     def noted(kernel, *given):
         started.append(kernel.fn.__name__)
         start(kernel, *given)
 
-    monkeypatch.setattr(launch, "_start", noted)
+    monkeypatch.setattr(gluon, "_start", noted)
     return started
 
 
@@ -60,14 +63,12 @@ def test_states_and_kept_logits(size, keep):
 
     Stores end at a multiple of 16 bytes, also where the vocabulary does not.
     """
-    from klgrad.kernels.hopper import gluon as launch
-
     given, (tokens, *_, vocabulary) = models(*size, start=640), size
     states = torch.full((9, -(-vocabulary // MARKED), tokens), torch.nan, device="cuda")
     picked = torch.zeros(2, tokens, device="cuda")
     wide = torch.full((2, tokens + 1, -(-vocabulary // 8) * 8 + 8), 7.0, dtype=torch.float16, device="cuda")
     kept = CachedLogits(wide[0, :tokens, :vocabulary], wide[1, :tokens, :vocabulary]) if keep else None
-    launch.sums(given, states, picked, kept)
+    gluon.sums(given, states, picked, kept)
     z, z_ref = logits(given)
     cuts = [slice(i, i + MARKED) for i in range(0, vocabulary, MARKED)]
     parts = [state.of_logits(z[:, cut], z_ref[:, cut]) for cut in cuts]
@@ -92,12 +93,10 @@ def test_states_and_kept_logits(size, keep):
 @pytest.mark.parametrize(("parts", "tokens"), [(40, 300), (9, 64), (1, 1)])
 def test_merged_states_and_marks(parts, tokens):
     """Into marks that are columns of wider rows."""
-    from klgrad.kernels.hopper import gluon as launch
-
     z, z_ref = 3 * torch.randn(2, tokens, parts, 8, device="cuda", dtype=torch.float64)
     states = torch.stack([state.of_logits(z[:, i], z_ref[:, i])[2] for i in range(parts)], 1)
     wide = torch.full((3, tokens, parts + 2), 7.0, device="cuda")
-    merged = launch.merge(states[:9].float().contiguous(), wide[:, :, 1:-1])
+    merged = gluon.merge(states[:9].float().contiguous(), wide[:, :, 1:-1])
     for found, truth in zip(state.finish(state.merge(merged)), state.finish(state.merge(states)), strict=True):
         SINGLE.check_vector(found.double(), truth)
     for found, truth in zip(wide[:, :, 1:-1], (states[0], states[3], states[5] / states[1]), strict=True):
@@ -107,8 +106,6 @@ def test_merged_states_and_marks(parts, tokens):
 
 @pytest.mark.parametrize("size", ODD, ids=str)
 def test_gradient_of_the_logits(size):
-    from klgrad.kernels.hopper import gluon as launch
-
     given, (tokens, *_, vocabulary) = models(*size, start=640), size
     z, z_ref = logits(given)
     finished = state.finish(state.of_logits(z, z_ref)[2])
@@ -118,7 +115,7 @@ def test_gradient_of_the_logits(size):
     hit = given.start + torch.arange(vocabulary, device="cuda") == given.targets[:, None]
     truth = state.logit_gradient(numbers, z - lse, (z - z_ref - shift, z_ref - lse + shift), hit, None)
     wide = torch.full((tokens + 1, -(-vocabulary // 8) * 8 + 8), 7.0, dtype=torch.bfloat16, device="cuda")
-    launch.gradient(given, numbers.float(), wide[:tokens, :vocabulary])
+    gluon.gradient(given, numbers.float(), wide[:tokens, :vocabulary])
     BFLOAT16.check_vector(wide[:tokens, :vocabulary].double(), truth)
     assert (wide[tokens:] == 7).all()
     assert (wide[:, -(-vocabulary // 8) * 8 :] == 7).all()
