@@ -84,6 +84,11 @@ def differentiated(problem: Problem, value: Callable[[Problem], Tensor]) -> Tens
     return torch.autograd.grad(value(problem.with_logits(logits)), logits)[0].flatten()
 
 
+def gradient(total: Tensor, leaf: Tensor) -> Tensor:
+    """The gradient of the sum of a tensor, whose graph is kept."""
+    return torch.autograd.grad(total.sum(), leaf, retain_graph=True)[0]
+
+
 def gradient_of_rows(problem: Problem, rows: Tensor, loss: Callable[[Rollout], Tensor], *, on_policy: bool) -> Tensor:
     """∇loss of one batch of completions, of one prompt or (groups, size) of several, through the logits."""
     members = rows.reshape(-1, rows.shape[-1])

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from oracle import ON_SEQUENCES, SEQUENCES, differentiated, mean_gradient, whole_space
+from oracle import ON_SEQUENCES, SEQUENCES, differentiated, gradient, mean_gradient, whole_space
 from tolerances import EXACT
 
 from klgrad import ImportanceWeighting, KLTerm, divergences
@@ -61,10 +61,6 @@ def tables():
     generator = torch.Generator().manual_seed(0)
     z, ref = torch.randn(2, 6, 9, generator=generator, dtype=torch.float64) * 2
     return z.requires_grad_(), ref.log_softmax(-1)
-
-
-def gradient(total, z):
-    return torch.autograd.grad(total.sum(), z, retain_graph=True)[0]
 
 
 @BETAS

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from oracle import gradient
 from tolerances import EXACT
 
 from klgrad.errors import ProblemError
@@ -47,10 +48,6 @@ def agreeing(seed=7):
     chances = torch.randn(len(STUDENT.texts), generator=generator, dtype=torch.float64).softmax(0).tolist()
     texts = dict(zip(STUDENT.texts, chances, strict=True))
     return writing_one_way(STUDENT, texts).requires_grad_(), writing_one_way(TEACHER, texts)
-
-
-def gradient(total, logits):
-    return torch.autograd.grad(total, logits, retain_graph=True)[0]
 
 
 def entropy_of_writing(space, logits):

@@ -23,7 +23,7 @@ from klgrad.core.divergences import (
     mixture,
     named,
 )  # fmt: skip
-from klgrad.kernels import Head, TokenStatistics, fused_statistics, tiling
+from klgrad.kernels import Head, TokenStatistics, fused_statistics, state, tiling
 
 OUTPUTS = ("logp", "entropy", "reverse_kl", "forward_kl", "entries_logp", "divergence")
 """The outputs with a gradient."""
@@ -202,6 +202,14 @@ def keeping(case: Case, kept: float | str) -> dict[str, int | str]:
     if isinstance(kept, str):
         return {"mode": kept}
     return {"budget": budget(case, kept=kept if isinstance(kept, int) else int(kept * case.head.vocabulary))}
+
+
+def gradient_of_pair(z: Tensor, z_ref: Tensor, hit: Tensor, upstream: state.Upstream) -> tuple[Tensor, Tensor]:
+    """The numbers of each token for given weights of the outputs, and the gradient of the logits."""
+    finished = state.finish(state.of_logits(z, z_ref)[2])
+    numbers = state.gradient_numbers(finished, upstream)
+    lse, shift = finished.logsumexp[:, None], finished.lse_difference[:, None]
+    return numbers, state.logit_gradient(numbers, z - lse, (z - z_ref - shift, z_ref - lse + shift), hit, None)
 
 
 def budget(case: Case, *, kept: int) -> int:

@@ -96,13 +96,16 @@ def scanned(backend, tile, keep=None):
     return states, picked, kept
 
 
+def finished(one, backend=tiles_torch):
+    """The statistics of a tile by one backend."""
+    return state.finish(state.merge(scanned(backend, one)[0][:, 1:]))
+
+
 @pytest.mark.parametrize("name", TILES)
 def test_statistics(name):
     one = tile(**TILES[name])
-    (states, picked, _), (expected, expected_picked, _) = scanned(tiles_triton, one), scanned(tiles_torch, one)
-    SINGLE.check(picked, expected_picked)
-    found, truth = (state.finish(state.merge(s[:, 1:])) for s in (states, expected))
-    for x, y in zip(found, truth, strict=True):
+    SINGLE.check(*(scanned(backend, one)[1] for backend in (tiles_triton, tiles_torch)))
+    for x, y in zip(finished(one, tiles_triton), finished(one), strict=True):
         assert torch.equal(x.isinf(), y.isinf())
         SINGLE.check(x[~x.isinf()], y[~y.isinf()])
 
@@ -113,9 +116,8 @@ ROWS = dict(zip(NAMES, torch.randn(4, TOKENS, generator=torch.Generator().manual
 
 def gradient(backend, one, used, keep=None, dtype=torch.float32):
     states, _, kept = scanned(backend if keep else tiles_torch, one, keep)
-    finished = state.finish(state.merge(scanned(tiles_torch, one)[0][:, 1:]))
     upstream = [ROWS[n] if n in used else torch.zeros(TOKENS) for n in ROWS]
-    rows = state.gradient_numbers(finished, state.Upstream(*upstream))
+    rows = state.gradient_numbers(finished(one), state.Upstream(*upstream))
     out = torch.full((TOKENS, one.width), torch.nan, dtype=dtype) if kept is None else kept.a_or_minus_b.view(dtype)
     backend.gradient(one, rows, states, 1, kept, out)
     return out
@@ -153,8 +155,7 @@ def marked(monkeypatch, one, larger, apart, narrow=4):
         part, mean = kept.cut(slice(0, TOKENS), columns), state.mean_difference(sums)
         part.store(a, b, mean[:, None])
         part.slice_stats[:, :, 0] = torch.stack([sums[0], sums[3], mean])
-    finished = state.finish(state.merge(scanned(tiles_torch, one)[0][:, 1:]))
-    rows = state.gradient_numbers(finished, state.Upstream(*ROWS.values()))
+    rows = state.gradient_numbers(finished(one), state.Upstream(*ROWS.values()))
     return kept, lambda backend, out: backend.gradient(
         replace(one, raw=None, ref_raw=None), rows, torch.empty(11, 0, TOKENS), 0, kept, out
     )
@@ -211,9 +212,9 @@ def test_gradient_in_half_precision(keep):
 def test_nan_is_not_treated_as_a_ban(settings):
     one = tile(**settings)
     one.raw[2, 12] = torch.nan
-    finished = state.finish(state.merge(scanned(tiles_triton, one)[0][:, 1:]))
-    assert finished.logsumexp.isnan().tolist() == [False, False, True, False, False]
-    assert finished.reverse_kl.isnan().tolist() == [False, False, True, False, False]
+    found = finished(one, tiles_triton)
+    for x in (found.logsumexp, found.reverse_kl):
+        assert x.isnan().tolist() == [False, False, True, False, False]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -258,8 +259,8 @@ SUMS = {
 def test_divergence_of_a_tile(name, divergence):
     """Bounded ones, which are finite where a model bans an entry."""
     one = replace(tile(**SUMS[name]), divergence=divergence)
-    finished = state.finish(state.merge(scanned(tiles_torch, one)[0][:, 1:]))
-    rows = torch.stack([finished.logsumexp, finished.lse_difference])
+    truth = finished(one)
+    rows = torch.stack([truth.logsumexp, truth.lse_difference])
     sums = [torch.full((2, 1 + b.slices(one.width), TOKENS), torch.nan) for b in (tiles_triton, tiles_torch)]
     for backend, out in zip((tiles_triton, tiles_torch), sums, strict=True):
         backend.divergence(one, rows, out, 1)

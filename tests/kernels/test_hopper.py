@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from kernels.cases import agree, check_gradients, confident, keeping, make
+from kernels.cases import agree, check_gradients, confident, gradient_of_pair, keeping, make
 from tolerances import BFLOAT16, KEPT, SINGLE
 
 from klgrad.kernels import Head, fused_statistics, hopper as choice, passes, state, tiles_torch, tiling
@@ -88,13 +88,9 @@ def test_a_maximum_above_zero_by_rounding_is_kept_as_zero():
 @pytest.mark.usefixtures("calls")
 def test_the_gradient_is_that_of_the_weights(output):
     z, z_ref = pair(0.7)
-    finished = state.finish(state.of_logits(z, z_ref)[2])
     upstream = {name: torch.zeros(len(z)) for name in state.Upstream._fields} | {output: torch.linspace(-1, 2, 40)}
-    numbers = state.gradient_numbers(finished, state.Upstream(**upstream))
-    log_p, shift = z - finished.logsumexp[:, None], finished.lse_difference[:, None]
     hit = torch.arange(128) == torch.arange(40)[:, None]
-    gap = (z - z_ref - shift, z_ref - (finished.logsumexp[:, None] - shift))
-    truth = state.logit_gradient(numbers, log_p, gap, hit, None)
+    numbers, truth = gradient_of_pair(z, z_ref, hit, state.Upstream(**upstream))
     SINGLE.check_vector(gluon.logit_gradient.fn(z, z_ref, hit, numbers[:, :, None]), truth)
 
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from kernels.cases import agree, check_gradients, confident, keeping, make, weighted_sum
+from kernels.cases import agree, check_gradients, confident, gradient_of_pair, keeping, make, weighted_sum
 from tolerances import BFLOAT16, FLOAT16, KEPT, SINGLE, TENSOR_CORES
 
 from klgrad.kernels import hopper, state, tiling
@@ -108,12 +108,9 @@ def test_merged_states_and_marks(parts, tokens):
 def test_gradient_of_the_logits(size):
     given, (tokens, *_, vocabulary) = models(*size, start=640), size
     z, z_ref = logits(given)
-    finished = state.finish(state.of_logits(z, z_ref)[2])
     upstream = state.Upstream(*torch.randn(4, tokens, dtype=torch.float64, device="cuda"))
-    numbers = state.gradient_numbers(finished, upstream)
-    lse, shift = finished.logsumexp[:, None], finished.lse_difference[:, None]
     hit = given.start + torch.arange(vocabulary, device="cuda") == given.targets[:, None]
-    truth = state.logit_gradient(numbers, z - lse, (z - z_ref - shift, z_ref - lse + shift), hit, None)
+    numbers, truth = gradient_of_pair(z, z_ref, hit, upstream)
     wide = torch.full((tokens + 1, -(-vocabulary // 8) * 8 + 8), 7.0, dtype=torch.bfloat16, device="cuda")
     gluon.gradient(given, numbers.float(), wide[:tokens, :vocabulary])
     BFLOAT16.check_vector(wide[:tokens, :vocabulary].double(), truth)

@@ -36,23 +36,27 @@ def test_confident_tokens_over_many_slices(kept):
 def test_two_tokens_share_the_probability():
     """Both are far from the reference by the same amount, so that their gradients nearly cancel."""
     case = confident(2e-4)
-    case.head.weight[(case.targets + 1) % 4096] = case.head.weight[case.targets]
-    case.ref_head.weight[(case.targets + 1) % 4096] = case.ref_head.weight[case.targets]
+    for head in (case.head, case.ref_head):
+        head.weight[(case.targets + 1) % 4096] = head.weight[case.targets]
     probability = case.to(torch.float64).specification().logp.exp()
     assert ((probability > 0.4) & (probability < 0.6)).all()
     check_gradients(case, KEPT, "reverse_kl", mode="fast")
+
+
+def restored(z, z_ref, dtype):
+    """a, b and the mean of d over the slice; and a and d as they are read."""
+    a, b, sums = state.of_logits(z, z_ref)
+    mean = state.mean_difference(sums)[:, None]
+    kept = CachedLogits(*torch.empty(2, *z.shape, dtype=dtype))
+    kept.store(a, b, mean)
+    return a, b, mean, *kept.load(z.dtype, mean)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
 def test_kept_logits_are_restored(dtype):
     """The error is 2^-11, relative to a for log p, to the larger of a and b for log q, and to its distance for d."""
     generator = torch.Generator().manual_seed(0)
-    z, z_ref = 5 * torch.randn(2, 6, 50, generator=generator, dtype=torch.float64)
-    a, b, sums = state.of_logits(z, z_ref)
-    mean = state.mean_difference(sums)[:, None]
-    kept = CachedLogits(torch.empty(6, 50, dtype=dtype), torch.empty(6, 50, dtype=dtype))
-    kept.store(a, b, mean)
-    found_a, found_d = kept.load(torch.float64, mean)
+    a, b, mean, found_a, found_d = restored(*5 * torch.randn(2, 6, 50, generator=generator, dtype=torch.float64), dtype)
     step, least = torch.finfo(dtype).eps, torch.finfo(dtype).tiny
     within = lambda off, size: bool((off.abs() <= 0.51 * step * size + least).all())
     d, own = a - b, a >= b
@@ -66,11 +70,7 @@ def test_an_entry_that_one_model_bans():
     """Entries that only one model bans are clamped to the largest kept number."""
     z, z_ref = torch.zeros(2, 1, 3)
     z[0, 0] = z_ref[0, 1] = state.LOWEST
-    a, b, sums = state.of_logits(z, z_ref)
-    mean = state.mean_difference(sums)[:, None]
-    kept = CachedLogits(*torch.empty(2, 1, 3, dtype=torch.float16))
-    kept.store(a, b, mean)
-    found_a, found_d = kept.load(torch.float32, mean)
+    *_, found_a, found_d = restored(z, z_ref, torch.float16)
     assert found_a[0, 0] < -50000
     assert found_d[0, 0] < -50000
     assert found_d[0, 1] > 50000
