@@ -95,8 +95,8 @@ COMPLETIONS, SAMPLERS = "KL(π‖ref) of completions", "KL(π‖ref) on the samp
 
 
 def token_loss(
-    on_policy: Verdict,
-    off_policy: Verdict,
+    on_policy: Verdict = "unknown",
+    off_policy: Verdict = "unknown",
     *,
     estimates: str = "KL(π‖ref)",
     requires: str = "y ~ π",
@@ -217,19 +217,19 @@ def k_half_loss(rollout: Rollout) -> Tensor:
     return as_loss(k_lambda(0.5), rollout)
 
 
-@token_loss("unknown", "unknown", instead=K2_OR_TOKEN, estimates="E|l|, a bound on the reverse KL")
+@token_loss(instead=K2_OR_TOKEN, estimates="E|l|, a bound on the reverse KL")
 def abs_loss(rollout: Rollout) -> Tensor:
     """|l| differentiated."""
     return as_loss(torch.abs, rollout)
 
 
-@token_loss("unknown", "unknown", instead=BOUNDED, estimates="KL(π‖ref), cut off")
+@token_loss(instead=BOUNDED, estimates="KL(π‖ref), cut off")
 def k3_loss_clamped(rollout: Rollout) -> Tensor:
     """k3 with its value clamped at 10, differentiated: no gradient where log π/ref is below -2.61."""
     return as_loss(lambda x: k3(x).clamp(-OUTPUT_CLAMP, OUTPUT_CLAMP), rollout)
 
 
-@token_loss("unknown", "unknown", instead=BOUNDED, estimates="KL(π‖ref), cut off")
+@token_loss(instead=BOUNDED, estimates="KL(π‖ref), cut off")
 def k2_loss_clamped(rollout: Rollout) -> Tensor:
     """k2 with its value clamped at 10, differentiated: no gradient where |l| > 4.47."""
     return as_loss(lambda x: k2(x).clamp(-OUTPUT_CLAMP, OUTPUT_CLAMP), rollout)
@@ -247,7 +247,7 @@ def k3_straight_through(rollout: Rollout) -> Tensor:
     return as_loss(Estimator(k3.value, k2.slope), rollout)
 
 
-@batch_loss("unknown", "unknown", instead=SUMMED, estimates="KL(π‖ref) per token, completion by completion")
+@batch_loss(instead=SUMMED, estimates="KL(π‖ref) per token, completion by completion")
 def k2_loss_length_mean(rollout: Rollout) -> Tensor:
     """k2 differentiated and divided by each completion's own length."""
     share = 1 / rollout.lengths.clamp(min=1)
@@ -275,8 +275,10 @@ def k3_sequence_loss(rollout: Rollout) -> Tensor:
 
 # The same, weighted by the ratio π/μ to the sampler.
 
+ratio_loss = partial(token_loss, requires="`behavior_logp`")
 
-@token_loss(
+
+@ratio_loss(
     "reverse-kl-token",
     "reverse-kl-token-sampler",
     instead=Remedy(use=(TOKEN_RATIO,), why="the same gradient, without the float32 error"),
@@ -288,37 +290,30 @@ def ratio_k3_loss(rollout: Rollout) -> Tensor:
     return live_ratio(rollout) * k3(log_ratio(rollout))
 
 
-@token_loss(
+@ratio_loss(
     "reverse-kl-token",
     "reverse-kl-token-sampler",
     instead=Remedy(use=(TOKEN_RATIO,), why="the same gradient with less variance"),
     estimates=SAMPLERS,
-    requires="`behavior_logp`",
 )
 def ratio_k1_loss(rollout: Rollout) -> Tensor:
     """Ratio times k1, both differentiated: coefficient r (l + 1)."""
     return live_ratio(rollout) * k1(log_ratio(rollout))
 
 
-@token_loss(
-    "unknown",
-    "unknown",
-    instead=Remedy("detach the ratio", ("stopped-ratio-k2-loss",)),
-    estimates="KL(π‖ref), biased",
-    requires="`behavior_logp`",
-)
+@ratio_loss(instead=Remedy("detach the ratio", ("stopped-ratio-k2-loss",)), estimates="KL(π‖ref), biased")
 def ratio_k2_loss(rollout: Rollout) -> Tensor:
     """Ratio times k2, both differentiated: coefficient r (l + l²/2)."""
     return live_ratio(rollout) * k2(log_ratio(rollout))
 
 
-@token_loss("reverse-kl-token", "reverse-kl-token-sampler", estimates="KL(π‖ref), biased", requires="`behavior_logp`")
+@ratio_loss("reverse-kl-token", "reverse-kl-token-sampler", estimates="KL(π‖ref), biased")
 def stopped_ratio_k2_loss(rollout: Rollout) -> Tensor:
     """Detached ratio times k2."""
     return token_ratio(rollout) * k2(log_ratio(rollout))
 
 
-@token_loss(
+@ratio_loss(
     "reverse-kl-token",
     "unknown",
     estimates="KL(π‖ref), biased",
@@ -329,24 +324,18 @@ def truncated_ratio_k2_loss(rollout: Rollout) -> Tensor:
     return Truncate(1.2)(token_ratio(rollout)) * k2(log_ratio(rollout))
 
 
-@token_loss(
+@ratio_loss(
     "forward-kl-token",
     "forward-kl-token-sampler",
     instead=Remedy(use=("stopped-ratio-k2-loss", TOKEN_RATIO)),
     estimates=SAMPLERS,
-    requires="`behavior_logp`",
 )
 def stopped_ratio_k3_loss(rollout: Rollout) -> Tensor:
     """Detached ratio times k3."""
     return token_ratio(rollout) * k3(log_ratio(rollout))
 
 
-@token_loss(
-    "unknown",
-    "unknown",
-    instead=Remedy("weight by the token ratio", (TOKEN_RATIO,), "the reverse KL"),
-    requires="`behavior_logp`",
-)
+@ratio_loss(instead=Remedy("weight by the token ratio", (TOKEN_RATIO,), "the reverse KL"))
 def mean_ratio_k3_loss(rollout: Rollout) -> Tensor:
     """The completion's geometric-mean ratio (GSPO's), broadcast onto every token's k3, both differentiated."""
     log_mean = (rollout.logp - rollout.sampler_logp).sum(-1, keepdim=True) / rollout.lengths[:, None].clamp(min=1)
@@ -380,7 +369,7 @@ def k1_advantage(rollout: Rollout) -> Tensor:
     return on_score(rollout.log_ratio, rollout)
 
 
-@token_loss("unknown", "unknown", instead=Remedy(use=("k1-reward", KLTerm())), estimates="KL(π‖ref), biased")
+@token_loss(instead=Remedy(use=("k1-reward", KLTerm())), estimates="KL(π‖ref), biased")
 def k2_reward(rollout: Rollout) -> Tensor:
     """k2 in the reward."""
     return in_reward(k2, rollout)
@@ -423,7 +412,7 @@ def k1_reward_group_mean(rollout: Rollout) -> Tensor:
     return on_score(minus_group_mean(total, rollout)[:, None], rollout)
 
 
-@token_loss("unknown", "unknown", instead=AFTER_DIVISION, compares_completions=True, estimates=COMPLETIONS)
+@token_loss(instead=AFTER_DIVISION, compares_completions=True, estimates=COMPLETIONS)
 def k1_reward_group_std(rollout: Rollout) -> Tensor:
     """k1 in the reward, centred and divided by the group's standard deviation (GRPO's advantage)."""
     centred = minus_group_mean(rollout.log_ratio.sum(-1), rollout)
@@ -433,8 +422,6 @@ def k1_reward_group_std(rollout: Rollout) -> Tensor:
 
 
 @token_loss(
-    "unknown",
-    "unknown",
     instead=Remedy(use=(KLTerm(discount=0.9),), why="it subtracts nothing per token"),
     couples_groups=True,
     estimates="KL(π‖ref), discounted",
