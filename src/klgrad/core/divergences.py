@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ..errors import MeaningError
-from .estimators import MAX_EXPONENT, Function, exp_capped, expm1_capped, forward_k3, k3
+from .estimators import MAX_EXPONENT, Function, exp_capped, forward_k3, k3
 
 __all__ = [
     "CHI_SQUARE",
@@ -178,7 +178,7 @@ def alpha(order: float) -> Divergence:
         return Divergence("reverse-kl", lambda log_ratio: log_ratio, k3.value, "l", parts=parts)
 
     def slope(log_ratio: Tensor) -> Tensor:
-        return -expm1_capped(-power * log_ratio) / power
+        return -_expm1_capped(-power * log_ratio) / power
 
     def excess(log_ratio: Tensor) -> Tensor:
         # k3(l) = exp(-l) - 1 + l is computed without cancellation. Both exponents stay below the cap.
@@ -283,11 +283,15 @@ def short_number(number: float) -> str:
     return text if float(text) == number else repr(number)
 
 
+def _expm1_capped(x: Tensor) -> Tensor:
+    return torch.expm1(x.clamp(max=MAX_EXPONENT))
+
+
 REVERSE_KL, FORWARD_KL, HELLINGER, CHI_SQUARE = alpha(1.0), alpha(0.0), alpha(0.5), alpha(2.0)
 TOTAL_VARIATION = Divergence(
     "total-variation",
     torch.sign,
-    lambda log_ratio: expm1_capped(-log_ratio).abs(),
+    lambda log_ratio: _expm1_capped(-log_ratio).abs(),
     "sign(l)",
     math.inf,
     (GeneratorPart(1.0, "total-variation", 0.0),),

@@ -91,7 +91,7 @@ def exp_capped(x: Tensor) -> Tensor:
     return x.clamp(max=MAX_EXPONENT).exp()
 
 
-def expm1_capped(x: Tensor) -> Tensor:
+def _expm1_capped(x: Tensor) -> Tensor:
     """exp(min(x, `MAX_EXPONENT`)) - 1, without cancellation near 0."""
     return torch.expm1(x.clamp(max=MAX_EXPONENT))
 
@@ -100,7 +100,7 @@ def _expm1_minus_x(x: Tensor) -> Tensor:
     """exp(x) - 1 - x >= 0, without cancellation near 0 and without overflow."""
     small = x.clamp(-SERIES_BELOW, SERIES_BELOW)
     series = small * small * (1 / 2 + small * (1 / 6 + small * (1 / 24 + small * (1 / 120 + small / 720))))
-    return torch.where(x.abs() < SERIES_BELOW, series, expm1_capped(x) - x)
+    return torch.where(x.abs() < SERIES_BELOW, series, _expm1_capped(x) - x)
 
 
 @partial(Estimator, slope=torch.ones_like)
@@ -143,7 +143,7 @@ def k2(log_ratio: Tensor) -> Tensor:
     return log_ratio * log_ratio / 2
 
 
-@partial(Estimator, slope=lambda log_ratio: -expm1_capped(-log_ratio))
+@partial(Estimator, slope=lambda log_ratio: -_expm1_capped(-log_ratio))
 def k3(log_ratio: Tensor) -> Tensor:
     r"""The "variance reduced" estimate exp(-l) - 1 + l, also "low_var_kl".
 
@@ -190,7 +190,7 @@ def k_lambda(lam: float) -> Estimator:
 
     @partial(Estimator, slope=lambda log_ratio: 1 - lam * exp_capped(-log_ratio))
     def k(log_ratio: Tensor) -> Tensor:
-        return log_ratio + lam * expm1_capped(-log_ratio)
+        return log_ratio + lam * _expm1_capped(-log_ratio)
 
     k.__name__ = f"k_lambda({lam:g})"
     k.__doc__ = k_lambda.__doc__
