@@ -1,6 +1,7 @@
 """Independent exact expectations for the tests: plain sums over completions, no part of the audit."""
 
 import itertools
+import math
 from collections.abc import Callable
 
 import pytest
@@ -20,6 +21,37 @@ SEQUENCES = {name: problem for name, problem in PROBLEMS.items() if name != "ban
 ON_SEQUENCES = pytest.mark.parametrize("problem", SEQUENCES.values(), ids=SEQUENCES)
 SMALL = autoregressive(2, 3, ends=True, seed=8, away_from_ref=1.0)
 """Small enough to sum over groups of its completions."""
+
+
+def alpha(order: float) -> Callable[[Tensor], Tensor]:
+    return lambda u: (u - 1 - (u**order - 1) / order) / (1 - order)
+
+
+def jensen_shannon(beta: float) -> Callable[[Tensor], Tensor]:
+    rest = 1 - beta
+    return lambda u: rest * u * (u / (beta + rest * u)).log() - beta * (beta + rest * u).log()
+
+
+def huber(bound: float) -> Callable[[Tensor], Tensor]:
+    edge = math.exp(bound)
+    tangents = lambda u: torch.where(u > 1, bound * u - edge + 1, 1 - 1 / edge - bound * u)
+    return lambda u: torch.where(u.log().abs() <= bound, u * u.log() - u + 1, tangents(u))
+
+
+GENERATORS: dict[str, Callable[[Tensor], Tensor]] = {
+    "reverse": lambda u: u * u.log() - u + 1,
+    "forward": lambda u: u - 1 - u.log(),
+    "chi-square": lambda u: (u - 1) ** 2 / 2,
+    "hellinger": lambda u: 2 * (u.sqrt() - 1) ** 2,
+    "total-variation": lambda u: (u - 1).abs(),
+    "alpha(-1)": alpha(-1),
+    "alpha(0.3)": alpha(0.3),
+    "alpha(1.5)": alpha(1.5),
+    "jensen-shannon": jensen_shannon(0.5),
+    "jensen-shannon(0.1)": jensen_shannon(0.1),
+    "huber(0.7)": huber(0.7),
+}
+"""f(u) of the divergence Σ ref f(π/ref), written independently of the slope and the excess of the package."""
 
 
 def whole_space(problem: Problem) -> Rollout:
@@ -46,21 +78,31 @@ def mean_gradient(problem: Problem, coefficient: Tensor) -> Tensor:
     return problem.probability @ per_completion
 
 
-def gradient_of_rows(problem: Problem, rows: Tensor, loss: Callable[[Rollout], Tensor], *, on_policy: bool) -> Tensor:
-    """∇loss of one batch of completions of one prompt, by autograd through the logits."""
+def differentiated(problem: Problem, value: Callable[[Problem], Tensor]) -> Tensor:
+    """The gradient of a function of the problem by the logits of π."""
     logits = problem.logits.clone().requires_grad_()
-    moved = problem.with_logits(logits)
-    rollout = Rollout(
+    return torch.autograd.grad(value(problem.with_logits(logits)), logits)[0].flatten()
+
+
+def gradient(total: Tensor, leaf: Tensor) -> Tensor:
+    """The gradient of the sum of a tensor, whose graph is kept."""
+    return torch.autograd.grad(total.sum(), leaf, retain_graph=True)[0]
+
+
+def gradient_of_rows(problem: Problem, rows: Tensor, loss: Callable[[Rollout], Tensor], *, on_policy: bool) -> Tensor:
+    """∇loss of one batch of completions, of one prompt or (groups, size) of several, through the logits."""
+    members = rows.reshape(-1, rows.shape[-1])
+    rows, behavior_logp = rows.flatten(), problem.logp if on_policy else problem.behavior_logp
+    batch = lambda moved: Rollout(
         moved.logp[rows],
         problem.ref_logp[rows],
         problem.space.mask[rows],
-        behavior_logp=(problem.logp if on_policy else problem.behavior_logp)[rows],
-        group=torch.zeros(len(rows), dtype=torch.long),
+        behavior_logp=behavior_logp[rows],
+        group=torch.arange(len(members)).repeat_interleave(members.shape[1]),
         token_reverse_kl=moved.at_tokens(moved.prefix_kl())[rows],
         token_forward_kl=moved.at_tokens(moved.prefix_forward_kl())[rows],
     )
-    (gradient,) = torch.autograd.grad(loss(rollout), logits)
-    return gradient.flatten()
+    return differentiated(problem, lambda moved: loss(batch(moved)))
 
 
 def mean_gradient_over_groups(

@@ -39,41 +39,18 @@ __version__ = "0.2.0"
 # package to be imported, so the filter is there before torch. A NumPy that is installed and fails is still reported.
 warnings.filterwarnings("ignore", "Failed to initialize NumPy: No module named 'numpy", UserWarning)
 
-_SUBPACKAGES = {
-    "audit": ".audit",
-    "credit": ".core.credit",
-    "divergences": ".core.divergences",
-    "enumeration": ".enumeration",
-    "estimators": ".core.estimators",
-    "importance": ".core.importance",
-    "kernels": ".kernels",
-    "logs": ".logs",
-    "policy_losses": ".policy_losses",
-    "reports": ".reports",
-    "testing": ".testing",
-    "trl": ".trl",
-    "verl": ".verl",
-    "zoo": ".zoo",
+_HOMES = {
+    "": "audit enumeration kernels logs policy_losses reports testing trl verl zoo",
+    ".core": "credit divergences estimators importance",
+    ".core.divergences": "optimum",
+    ".core.importance": "Clip ImportanceWeighting Mask Truncate",
+    ".core.regularizers": "consistency_loss forward_optimum reverse_optimum squared_sequence",
+    ".core.result": "KLResult",
+    ".core.rollout": "Rollout",
+    ".core.term": "KLTerm",
+    ".reports": "kl_report mismatch_report",
 }
-"""The public subpackages, and where each is imported from when it is first used."""
-
-_NAMES = {
-    "Clip": ".core.importance",
-    "ImportanceWeighting": ".core.importance",
-    "KLResult": ".core.result",
-    "KLTerm": ".core.term",
-    "Mask": ".core.importance",
-    "Rollout": ".core.rollout",
-    "Truncate": ".core.importance",
-    "consistency_loss": ".core.regularizers",
-    "forward_optimum": ".core.regularizers",
-    "kl_report": ".reports",
-    "mismatch_report": ".reports",
-    "optimum": ".core.divergences",
-    "reverse_optimum": ".core.regularizers",
-    "squared_sequence": ".core.regularizers",
-}
-"""The other public names, and the module that each is imported from when it is first used."""
+"""The public modules and names, by the module that each is in; it is imported when the name is first used."""
 
 __all__ = [
     "Clip",
@@ -109,12 +86,11 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _SUBPACKAGES:
-        value = import_module(_SUBPACKAGES[name], __name__)
-    elif name in _NAMES:
-        value = getattr(import_module(_NAMES[name], __name__), name)
-    else:
+    home = next((home for home, names in _HOMES.items() if name in names.split()), None)
+    if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    is_module = home in ("", ".core")
+    value = import_module(f"{home}.{name}", __name__) if is_module else getattr(import_module(home, __name__), name)
     globals()[name] = value  # so that this function is called once for each name
     return value
 

@@ -5,13 +5,13 @@ score, where policy-gradient training would put it, or both. Every cell takes a 
 over the completion and averaged over completions, unless its name says otherwise. Where a ratio is used it is π/μ. The
 exponentials saturate; a trainer's own code may overflow where these do not.
 
-A cell is estimator x placement x level x weighting. Each docstring's Gradient line is compared with the audit by a
-test.
+A cell is estimator x placement x level x weighting. A test compares the gradient that each declares with the audit.
 """
 
 import copyreg
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -91,39 +91,49 @@ class Cell:
         return copyreg.__newobj__, (type(self),), self.__dict__  # type: ignore[attr-defined]
 
 
+COMPLETIONS, SAMPLERS = "KL(π‖ref) of completions", "KL(π‖ref) on the sampler's prefixes"
+
+
 def token_loss(
-    on_policy: Verdict,
-    off_policy: Verdict,
+    on_policy: Verdict = "unknown",
+    off_policy: Verdict = "unknown",
     *,
+    estimates: str = "KL(π‖ref)",
+    requires: str = "y ~ π",
+    note: str = "",
     instead: Remedy | None = None,
     couples_groups: bool = False,
     compares_completions: bool = False,
+    is_scalar: bool = False,
 ) -> Callable[[Loss], Cell]:
-    """Make a cell of a function that returns the loss of each token, (B, T)."""
+    """Make a cell of a function that returns the loss of each token, (B, T), or the scalar if `is_scalar`.
+
+    Its docstring is completed by Estimates, Gradient and Requires; `note` is said of the gradient on-policy.
+    """
 
     def make(function: Loss) -> Cell:
         def per_token(rollout: Rollout) -> Tensor:
             return torch.where(rollout.mask, function(rollout), 0)
 
-        def loss(rollout: Rollout) -> Tensor:
+        def summed(rollout: Rollout) -> Tensor:
             return reduce(per_token(rollout), rollout, "sequence")
 
-        per_token.__doc__ = loss.__doc__ = function.__doc__
-        descends = Descends(on_policy, off_policy)
-        return Cell(_name(function), loss, descends, instead, couples_groups, compares_completions, per_token)
+        loss = function if is_scalar else summed
+        loss.__doc__ = (
+            f"{function.__doc__}\n\nEstimates: {estimates}.\n"
+            f"Gradient: `{on_policy}` on-policy{note}; `{off_policy}` off-policy.\n"
+            f"Requires: {requires}{'; groups of 2 or more' if compares_completions else ''}.\n"
+        )
+        descends, of_token = Descends(on_policy, off_policy), None if is_scalar else per_token
+        return Cell(
+            function.__name__.replace("_", "-"), loss, descends, instead, couples_groups, compares_completions, of_token
+        )
 
     return make
 
 
-def batch_loss(
-    on_policy: Verdict, off_policy: Verdict, *, instead: Remedy | None = None, couples_groups: bool = False
-) -> Callable[[Loss], Cell]:
-    """Make a cell of a function that returns the scalar, because its reduction is part of the loss."""
-    return lambda function: Cell(_name(function), function, Descends(on_policy, off_policy), instead, couples_groups)
-
-
-def _name(function: Loss) -> str:
-    return function.__name__.replace("_", "-")
+batch_loss = partial(token_loss, is_scalar=True)
+"""Make a cell of a function that returns the scalar, because its reduction is part of the loss."""
 
 
 # The placements of an estimator, as losses per token, (B, T); the cells are made of these.
@@ -185,222 +195,149 @@ OUTPUT_CLAMP = 10.0
 
 @token_loss("nothing", "climbs forward-kl-sampler-sequence", instead=K2_OR_TOKEN)
 def k1_loss(rollout: Rollout) -> Tensor:
-    """k1 differentiated.
-
-    Estimates: KL(π‖ref).
-    Gradient: `nothing` on-policy; `climbs forward-kl-sampler-sequence` off-policy.
-    Requires: y ~ π.
-    """
+    """k1 differentiated."""
     return as_loss(k1, rollout)
 
 
-@token_loss("reverse-kl-token", "squared-token")
+@token_loss("reverse-kl-token", "squared-token", estimates="KL(π‖ref), biased")
 def k2_loss(rollout: Rollout) -> Tensor:
-    """k2 differentiated, token by token.
-
-    Estimates: KL(π‖ref), biased.
-    Gradient: `reverse-kl-token` on-policy; `squared-token` off-policy.
-    Requires: y ~ π.
-    """
+    """k2 differentiated, token by token."""
     return as_loss(k2, rollout)
 
 
 @token_loss("forward-kl-token", "k3-token", instead=K2_OR_TOKEN)
 def k3_loss(rollout: Rollout) -> Tensor:
-    """k3 differentiated, token by token: the KL of GRPO, which divides by each length too, and of several trainers.
-
-    Estimates: KL(π‖ref).
-    Gradient: `forward-kl-token` on-policy; `k3-token` off-policy.
-    Requires: y ~ π.
-    """
+    """k3 differentiated, token by token: the KL of GRPO, which divides by each length too, and of several trainers."""
     return as_loss(k3, rollout)
 
 
-@token_loss("forward-kl-token", "sum-of-targets", instead=K2_OR_TOKEN)
+@token_loss("forward-kl-token", "sum-of-targets", instead=K2_OR_TOKEN, note=", at scale 1/2")
 def k_half_loss(rollout: Rollout) -> Tensor:
-    """k_lambda at λ = 1/2 differentiated: half the strength for the same value.
-
-    Estimates: KL(π‖ref).
-    Gradient: `forward-kl-token` on-policy, at scale 1/2; `sum-of-targets` off-policy.
-    Requires: y ~ π.
-    """
+    """k_lambda at λ = 1/2 differentiated: half the strength for the same value."""
     return as_loss(k_lambda(0.5), rollout)
 
 
-@token_loss("unknown", "unknown", instead=K2_OR_TOKEN)
+@token_loss(instead=K2_OR_TOKEN, estimates="E|l|, a bound on the reverse KL")
 def abs_loss(rollout: Rollout) -> Tensor:
-    """|l| differentiated.
-
-    Estimates: E|l|, a bound on the reverse KL.
-    Gradient: `unknown` on-policy; `unknown` off-policy.
-    Requires: y ~ π.
-    """
+    """|l| differentiated."""
     return as_loss(torch.abs, rollout)
 
 
-@token_loss("unknown", "unknown", instead=BOUNDED)
+@token_loss(instead=BOUNDED, estimates="KL(π‖ref), cut off")
 def k3_loss_clamped(rollout: Rollout) -> Tensor:
-    """k3 with its value clamped at 10, differentiated: no gradient where log π/ref is below -2.61.
-
-    Estimates: KL(π‖ref), cut off.
-    Gradient: `unknown` on-policy; `unknown` off-policy.
-    Requires: y ~ π.
-    """
+    """k3 with its value clamped at 10, differentiated: no gradient where log π/ref is below -2.61."""
     return as_loss(lambda x: k3(x).clamp(-OUTPUT_CLAMP, OUTPUT_CLAMP), rollout)
 
 
-@token_loss("unknown", "unknown", instead=BOUNDED)
+@token_loss(instead=BOUNDED, estimates="KL(π‖ref), cut off")
 def k2_loss_clamped(rollout: Rollout) -> Tensor:
-    """k2 with its value clamped at 10, differentiated: no gradient where |l| > 4.47.
-
-    Estimates: KL(π‖ref), cut off.
-    Gradient: `unknown` on-policy; `unknown` off-policy.
-    Requires: y ~ π.
-    """
+    """k2 with its value clamped at 10, differentiated: no gradient where |l| > 4.47."""
     return as_loss(lambda x: k2(x).clamp(-OUTPUT_CLAMP, OUTPUT_CLAMP), rollout)
 
 
 @token_loss("nothing", "nothing", instead=Remedy("differentiate it", ("k2-loss", TOKEN)))
 def k3_no_grad(rollout: Rollout) -> Tensor:
-    """k3 computed without gradient and added to the loss: logged, and nothing else.
-
-    Estimates: KL(π‖ref).
-    Gradient: `nothing` on-policy; `nothing` off-policy.
-    Requires: y ~ π.
-    """
+    """k3 computed without gradient and added to the loss: logged, and nothing else."""
     return as_loss(k3, rollout).detach()
 
 
 @token_loss("reverse-kl-token", "squared-token")
 def k3_straight_through(rollout: Rollout) -> Tensor:
-    """The value of k3 with the slope of k2 (verl's `k3+`).
-
-    Estimates: KL(π‖ref).
-    Gradient: `reverse-kl-token` on-policy; `squared-token` off-policy.
-    Requires: y ~ π.
-    """
+    """The value of k3 with the slope of k2 (verl's `k3+`)."""
     return as_loss(Estimator(k3.value, k2.slope), rollout)
 
 
-@batch_loss("unknown", "unknown", instead=SUMMED)
+@batch_loss(instead=SUMMED, estimates="KL(π‖ref) per token, completion by completion")
 def k2_loss_length_mean(rollout: Rollout) -> Tensor:
-    """k2 differentiated and divided by each completion's own length.
-
-    Estimates: KL(π‖ref) per token, completion by completion.
-    Gradient: `unknown` on-policy; `unknown` off-policy.
-    Requires: y ~ π.
-    """
+    """k2 differentiated and divided by each completion's own length."""
     share = 1 / rollout.lengths.clamp(min=1)
     return reduce(share[:, None] * k2(log_ratio(rollout)), rollout, "sequence")
 
 
-@batch_loss("reverse-kl-token", "squared-token", instead=SUMMED, couples_groups=True)
+@batch_loss(
+    "reverse-kl-token",
+    "squared-token",
+    instead=SUMMED,
+    couples_groups=True,
+    estimates="KL(π‖ref) per token",
+    note=" (in large batches)",
+)
 def k2_loss_token_mean(rollout: Rollout) -> Tensor:
-    """k2 differentiated and averaged over all tokens of the batch.
-
-    Estimates: KL(π‖ref) per token.
-    Gradient: `reverse-kl-token` on-policy (in large batches); `squared-token` off-policy.
-    Requires: y ~ π.
-    """
+    """k2 differentiated and averaged over all tokens of the batch."""
     return reduce(k2(log_ratio(rollout)), rollout, "token")
 
 
-@batch_loss("forward-kl-sequence", "unknown")
+@batch_loss("forward-kl-sequence", "unknown", estimates=COMPLETIONS)
 def k3_sequence_loss(rollout: Rollout) -> Tensor:
-    """k3 of the whole completion's log-ratio, differentiated.
-
-    Estimates: KL(π‖ref) of completions.
-    Gradient: `forward-kl-sequence` on-policy; `unknown` off-policy.
-    Requires: y ~ π.
-    """
+    """k3 of the whole completion's log-ratio, differentiated."""
     return k3(log_ratio(rollout).sum(-1)).mean()
 
 
 # The same, weighted by the ratio π/μ to the sampler.
 
+ratio_loss = partial(token_loss, requires="`behavior_logp`")
 
-@token_loss(
+
+@ratio_loss(
     "reverse-kl-token",
     "reverse-kl-token-sampler",
     instead=Remedy(use=(TOKEN_RATIO,), why="the same gradient, without the float32 error"),
+    estimates=SAMPLERS,
+    requires="`behavior_logp`. In float32 exp cancels against exp beyond |l| of about 16",
 )
 def ratio_k3_loss(rollout: Rollout) -> Tensor:
-    """Ratio times k3, both differentiated: the "unbiased" k3 of DeepSeek-V3.2, TRL's default.
-
-    Estimates: KL(π‖ref) on the sampler's prefixes.
-    Gradient: `reverse-kl-token` on-policy; `reverse-kl-token-sampler` off-policy.
-    Requires: `behavior_logp`. In float32 exp cancels against exp beyond |l| of about 16.
-    """
+    """Ratio times k3, both differentiated: the "unbiased" k3 of DeepSeek-V3.2, TRL's default."""
     return live_ratio(rollout) * k3(log_ratio(rollout))
 
 
-@token_loss(
+@ratio_loss(
     "reverse-kl-token",
     "reverse-kl-token-sampler",
     instead=Remedy(use=(TOKEN_RATIO,), why="the same gradient with less variance"),
+    estimates=SAMPLERS,
 )
 def ratio_k1_loss(rollout: Rollout) -> Tensor:
-    """Ratio times k1, both differentiated: coefficient r (l + 1).
-
-    Estimates: KL(π‖ref) on the sampler's prefixes.
-    Gradient: `reverse-kl-token` on-policy; `reverse-kl-token-sampler` off-policy.
-    Requires: `behavior_logp`.
-    """
+    """Ratio times k1, both differentiated: coefficient r (l + 1)."""
     return live_ratio(rollout) * k1(log_ratio(rollout))
 
 
-@token_loss("unknown", "unknown", instead=Remedy("detach the ratio", ("stopped-ratio-k2-loss",)))
+@ratio_loss(instead=Remedy("detach the ratio", ("stopped-ratio-k2-loss",)), estimates="KL(π‖ref), biased")
 def ratio_k2_loss(rollout: Rollout) -> Tensor:
-    """Ratio times k2, both differentiated: coefficient r (l + l²/2).
-
-    Estimates: KL(π‖ref), biased.
-    Gradient: `unknown` on-policy; `unknown` off-policy.
-    Requires: `behavior_logp`.
-    """
+    """Ratio times k2, both differentiated: coefficient r (l + l²/2)."""
     return live_ratio(rollout) * k2(log_ratio(rollout))
 
 
-@token_loss("reverse-kl-token", "reverse-kl-token-sampler")
+@ratio_loss("reverse-kl-token", "reverse-kl-token-sampler", estimates="KL(π‖ref), biased")
 def stopped_ratio_k2_loss(rollout: Rollout) -> Tensor:
-    """Detached ratio times k2.
-
-    Estimates: KL(π‖ref), biased.
-    Gradient: `reverse-kl-token` on-policy; `reverse-kl-token-sampler` off-policy.
-    Requires: `behavior_logp`.
-    """
+    """Detached ratio times k2."""
     return token_ratio(rollout) * k2(log_ratio(rollout))
 
 
-@token_loss("reverse-kl-token", "unknown")
+@ratio_loss(
+    "reverse-kl-token",
+    "unknown",
+    estimates="KL(π‖ref), biased",
+    requires="`behavior_logp`; the bound adds bias off-policy",
+)
 def truncated_ratio_k2_loss(rollout: Rollout) -> Tensor:
-    """Detached ratio, truncated at 1.2, times k2.
-
-    Estimates: KL(π‖ref), biased.
-    Gradient: `reverse-kl-token` on-policy; `unknown` off-policy.
-    Requires: `behavior_logp`; the bound adds bias off-policy.
-    """
+    """Detached ratio, truncated at 1.2, times k2."""
     return Truncate(1.2)(token_ratio(rollout)) * k2(log_ratio(rollout))
 
 
-@token_loss("forward-kl-token", "forward-kl-token-sampler", instead=Remedy(use=("stopped-ratio-k2-loss", TOKEN_RATIO)))
+@ratio_loss(
+    "forward-kl-token",
+    "forward-kl-token-sampler",
+    instead=Remedy(use=("stopped-ratio-k2-loss", TOKEN_RATIO)),
+    estimates=SAMPLERS,
+)
 def stopped_ratio_k3_loss(rollout: Rollout) -> Tensor:
-    """Detached ratio times k3.
-
-    Estimates: KL(π‖ref) on the sampler's prefixes.
-    Gradient: `forward-kl-token` on-policy; `forward-kl-token-sampler` off-policy.
-    Requires: `behavior_logp`.
-    """
+    """Detached ratio times k3."""
     return token_ratio(rollout) * k3(log_ratio(rollout))
 
 
-@token_loss("unknown", "unknown", instead=Remedy("weight by the token ratio", (TOKEN_RATIO,), "the reverse KL"))
+@ratio_loss(instead=Remedy("weight by the token ratio", (TOKEN_RATIO,), "the reverse KL"))
 def mean_ratio_k3_loss(rollout: Rollout) -> Tensor:
-    """The completion's geometric-mean ratio (GSPO's), broadcast onto every token's k3, both differentiated.
-
-    Estimates: KL(π‖ref).
-    Gradient: `unknown` on-policy; `unknown` off-policy.
-    Requires: `behavior_logp`.
-    """
+    """The completion's geometric-mean ratio (GSPO's), broadcast onto every token's k3, both differentiated."""
     log_mean = (rollout.logp - rollout.sampler_logp).sum(-1, keepdim=True) / rollout.lengths[:, None].clamp(min=1)
     return exp_capped(log_mean) * k3(log_ratio(rollout))
 
@@ -414,47 +351,27 @@ STD_EPSILON = 1e-4
 """Added to a group's standard deviation before dividing by it, as GRPO implementations do."""
 
 
-@token_loss("reverse-kl-sequence", "squared-sequence")
+@token_loss("reverse-kl-sequence", "squared-sequence", estimates=COMPLETIONS)
 def k1_reward(rollout: Rollout) -> Tensor:
-    """k1 summed over the completion, on every token's score: RLHF's classic penalty.
-
-    Estimates: KL(π‖ref) of completions.
-    Gradient: `reverse-kl-sequence` on-policy; `squared-sequence` off-policy.
-    Requires: y ~ π.
-    """
+    """k1 summed over the completion, on every token's score: RLHF's classic penalty."""
     return in_reward(k1, rollout)
 
 
-@token_loss("reverse-kl-sequence", "unknown")
+@token_loss("reverse-kl-sequence", "unknown", estimates=COMPLETIONS)
 def k1_reward_to_go(rollout: Rollout) -> Tensor:
-    """k1 of this and all later tokens, on the token's score.
-
-    Estimates: KL(π‖ref) of completions.
-    Gradient: `reverse-kl-sequence` on-policy; `unknown` off-policy.
-    Requires: y ~ π.
-    """
+    """k1 of this and all later tokens, on the token's score."""
     return on_score(credit.to_go(rollout.log_ratio, rollout.mask), rollout)
 
 
 @token_loss("reverse-kl-token", "squared-token")
 def k1_advantage(rollout: Rollout) -> Tensor:
-    """k1 of this token alone, on its score: on-policy distillation as commonly run (discount 0).
-
-    Estimates: KL(π‖ref).
-    Gradient: `reverse-kl-token` on-policy; `squared-token` off-policy.
-    Requires: y ~ π.
-    """
+    """k1 of this token alone, on its score: on-policy distillation as commonly run (discount 0)."""
     return on_score(rollout.log_ratio, rollout)
 
 
-@token_loss("unknown", "unknown", instead=Remedy(use=("k1-reward", KLTerm())))
+@token_loss(instead=Remedy(use=("k1-reward", KLTerm())), estimates="KL(π‖ref), biased")
 def k2_reward(rollout: Rollout) -> Tensor:
-    """k2 in the reward.
-
-    Estimates: KL(π‖ref), biased.
-    Gradient: `unknown` on-policy; `unknown` off-policy.
-    Requires: y ~ π.
-    """
+    """k2 in the reward."""
     return in_reward(k2, rollout)
 
 
@@ -462,59 +379,42 @@ def k2_reward(rollout: Rollout) -> Tensor:
     "sum-of-targets",
     "unknown",
     instead=Remedy(use=("k1-reward", KLTerm(estimator="k1_k3")), why="k1_k3 has the low variance of k3"),
+    estimates=COMPLETIONS,
 )
 def k3_reward(rollout: Rollout) -> Tensor:
-    """k3 in the reward: reverse minus forward KL for one token, which cancel near ref.
-
-    Estimates: KL(π‖ref) of completions.
-    Gradient: `sum-of-targets` on-policy; `unknown` off-policy.
-    Requires: y ~ π.
-    """
+    """k3 in the reward: reverse minus forward KL for one token, which cancel near ref."""
     return in_reward(k3, rollout)
 
 
-@token_loss("reverse-kl-sequence", "sum-of-targets", compares_completions=True)
+@token_loss("reverse-kl-sequence", "sum-of-targets", compares_completions=True, estimates=COMPLETIONS)
 def k1_reward_leave_one_out(rollout: Rollout) -> Tensor:
-    """k1 in the reward, minus the mean of the others in the group (RLOO).
-
-    Estimates: KL(π‖ref) of completions.
-    Gradient: `reverse-kl-sequence` on-policy; `sum-of-targets` off-policy.
-    Requires: y ~ π; groups of 2 or more.
-    """
+    """k1 in the reward, minus the mean of the others in the group (RLOO)."""
     return in_reward_leave_one_out(k1, rollout)
 
 
-@token_loss("sum-of-targets", "unknown", instead=LEAVE_ONE_OUT, compares_completions=True)
+@token_loss("sum-of-targets", "unknown", instead=LEAVE_ONE_OUT, compares_completions=True, estimates=COMPLETIONS)
 def k3_reward_leave_one_out(rollout: Rollout) -> Tensor:
-    """k3 in the reward, minus the mean of the others in the group (RLOO).
-
-    Estimates: KL(π‖ref) of completions.
-    Gradient: `sum-of-targets` on-policy; `unknown` off-policy.
-    Requires: y ~ π; groups of 2 or more.
-    """
+    """k3 in the reward, minus the mean of the others in the group (RLOO)."""
     return in_reward_leave_one_out(k3, rollout)
 
 
-@token_loss("reverse-kl-sequence", "sum-of-targets", instead=LEAVE_ONE_OUT, compares_completions=True)
+@token_loss(
+    "reverse-kl-sequence",
+    "sum-of-targets",
+    instead=LEAVE_ONE_OUT,
+    compares_completions=True,
+    estimates=COMPLETIONS,
+    note=", at scale 1 - 1/n",
+)
 def k1_reward_group_mean(rollout: Rollout) -> Tensor:
-    """k1 in the reward, minus the mean of the whole group, itself included.
-
-    Estimates: KL(π‖ref) of completions.
-    Gradient: `reverse-kl-sequence` on-policy, at scale 1 - 1/n; `sum-of-targets` off-policy.
-    Requires: y ~ π; groups of 2 or more.
-    """
+    """k1 in the reward, minus the mean of the whole group, itself included."""
     total = rollout.log_ratio.sum(-1)
     return on_score(minus_group_mean(total, rollout)[:, None], rollout)
 
 
-@token_loss("unknown", "unknown", instead=AFTER_DIVISION, compares_completions=True)
+@token_loss(instead=AFTER_DIVISION, compares_completions=True, estimates=COMPLETIONS)
 def k1_reward_group_std(rollout: Rollout) -> Tensor:
-    """k1 in the reward, centred and divided by the group's standard deviation (GRPO's advantage).
-
-    Estimates: KL(π‖ref) of completions.
-    Gradient: `unknown` on-policy; `unknown` off-policy.
-    Requires: y ~ π; groups of 2 or more.
-    """
+    """k1 in the reward, centred and divided by the group's standard deviation (GRPO's advantage)."""
     centred = minus_group_mean(rollout.log_ratio.sum(-1), rollout)
     squares, size = credit.group_total(centred.square(), rollout.group)
     deviation = (squares / (size - 1)).sqrt()
@@ -522,18 +422,12 @@ def k1_reward_group_std(rollout: Rollout) -> Tensor:
 
 
 @token_loss(
-    "unknown",
-    "unknown",
     instead=Remedy(use=(KLTerm(discount=0.9),), why="it subtracts nothing per token"),
     couples_groups=True,
+    estimates="KL(π‖ref), discounted",
 )
 def k1_token_mean_discounted(rollout: Rollout) -> Tensor:
-    """k1 minus the batch's mean per token, then discounted: the subtracted mean pays for length.
-
-    Estimates: KL(π‖ref), discounted.
-    Gradient: `unknown` on-policy; `unknown` off-policy.
-    Requires: y ~ π.
-    """
+    """k1 minus the batch's mean per token, then discounted: the subtracted mean pays for length."""
     mean = reduce(rollout.log_ratio, rollout, "token")
     return on_score(credit.to_go(rollout.log_ratio - mean, rollout.mask, DISCOUNT), rollout)
 
@@ -546,14 +440,11 @@ def k1_token_mean_discounted(rollout: Rollout) -> Tensor:
         (KLTerm(weighting=ImportanceWeighting("prefix", bound=None)),),
         "it takes log π/ref at the policy that is trained",
     ),
+    estimates="KL(μ‖ref) of completions",
+    requires="`behavior_logp`",
 )
 def stale_k1_reward(rollout: Rollout) -> Tensor:
-    """k1 of the *sampler* against ref, in the reward, under the sequence ratio: frozen at the old policy.
-
-    Estimates: KL(μ‖ref) of completions.
-    Gradient: `reverse-kl-sequence` on-policy; `sum-of-targets` off-policy.
-    Requires: `behavior_logp`.
-    """
+    """k1 of the *sampler* against ref, in the reward, under the sequence ratio: frozen at the old policy."""
     frozen = (rollout.sampler_logp - rollout.ref_logp).sum(-1, keepdim=True)
     return on_score(sequence_ratio(rollout) * frozen, rollout)
 
@@ -567,58 +458,33 @@ def minus_group_mean(per_sequence: Tensor, rollout: Rollout) -> Tensor:
 # Estimators in both places: in the reward and as a loss.
 
 
-@token_loss("reverse-kl-sequence", "sum-of-targets")
+@token_loss("reverse-kl-sequence", "sum-of-targets", estimates=COMPLETIONS)
 def k1_both(rollout: Rollout) -> Tensor:
-    """k1 in the reward and as loss: the loss adds noise of mean zero.
-
-    Estimates: KL(π‖ref) of completions.
-    Gradient: `reverse-kl-sequence` on-policy; `sum-of-targets` off-policy.
-    Requires: y ~ π.
-    """
+    """k1 in the reward and as loss: the loss adds noise of mean zero."""
     return in_reward(k1, rollout) + as_loss(k1, rollout)
 
 
-@token_loss("reverse-kl-sequence", "unknown")
+@token_loss("reverse-kl-sequence", "unknown", estimates=COMPLETIONS)
 def k3_both(rollout: Rollout) -> Tensor:
-    """k3 in the reward and as loss, full weight each.
-
-    Estimates: KL(π‖ref) of completions.
-    Gradient: `reverse-kl-sequence` on-policy; `unknown` off-policy.
-    Requires: y ~ π.
-    """
+    """k3 in the reward and as loss, full weight each."""
     return in_reward(k3, rollout) + as_loss(k3, rollout)
 
 
-@token_loss("reverse-kl-sequence", "unknown")
+@token_loss("reverse-kl-sequence", "unknown", estimates=COMPLETIONS, note=", at scale 1/2")
 def k3_both_half(rollout: Rollout) -> Tensor:
-    """k3 in the reward and as loss, half weight each: half the strength.
-
-    Estimates: KL(π‖ref) of completions.
-    Gradient: `reverse-kl-sequence` on-policy, at scale 1/2; `unknown` off-policy.
-    Requires: y ~ π.
-    """
+    """k3 in the reward and as loss, half weight each: half the strength."""
     return (in_reward(k3, rollout) + as_loss(k3, rollout)) / 2
 
 
 @token_loss("reverse-kl-token", "squared-token")
 def k3_both_token(rollout: Rollout) -> Tensor:
-    """k3 of this token alone on its score, and as loss: coefficient l, with exp cancelling exp.
-
-    Estimates: KL(π‖ref).
-    Gradient: `reverse-kl-token` on-policy; `squared-token` off-policy.
-    Requires: y ~ π.
-    """
+    """k3 of this token alone on its score, and as loss: coefficient l, with exp cancelling exp."""
     return on_score(k3.value(rollout.log_ratio), rollout) + as_loss(k3, rollout)
 
 
-@token_loss("reverse-kl-sequence", "unknown", compares_completions=True)
+@token_loss("reverse-kl-sequence", "unknown", compares_completions=True, estimates=COMPLETIONS)
 def k3_both_leave_one_out(rollout: Rollout) -> Tensor:
-    """k3 in the reward, minus the mean of the others in the group (RLOO), and as loss.
-
-    Estimates: KL(π‖ref) of completions.
-    Gradient: `reverse-kl-sequence` on-policy; `unknown` off-policy.
-    Requires: y ~ π; groups of 2 or more.
-    """
+    """k3 in the reward, minus the mean of the others in the group (RLOO), and as loss."""
     return in_reward_leave_one_out(k3, rollout) + as_loss(k3, rollout)
 
 

@@ -5,6 +5,7 @@ Each is compared in float64 with itself on compacted rows: the live tokens of ea
 
 import inspect
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from itertools import product
 from typing import Any
@@ -74,9 +75,8 @@ HEADS = [Head(torch.randn(VOCABULARY, WIDTH, generator=torch.Generator().manual_
 
 def statistics(given: Tensors) -> Any:
     hidden = given["hidden"] + 0.1 * given["logp"][..., None]
-    return kernels.token_statistics(
-        hidden, HEADS[0], given["targets"], given["ref_hidden"], HEADS[1], mask=given["mask"]
-    )
+    models = (hidden, HEADS[0], given["targets"], given["ref_hidden"], HEADS[1])
+    return kernels.token_statistics(*models, mask=given["mask"])
 
 
 def of_logits(given: Tensors) -> Any:
@@ -95,13 +95,12 @@ def every_term() -> dict[str, KLTerm]:
     """All that may be declared, without a baseline: that of a token is a mean over the same column of the others."""
     found = {}
     weightings = [None, *(ImportanceWeighting(ratio, Truncate(2.0)) for ratio in ("token", "prefix", "sequence"))]
-    fields = ("divergence", "level", "estimator", "reduction")
-    for *choice, weighting, discount in product(*(CHOICES[name] for name in fields), weightings, (0.0, 0.5, 1.0)):
-        try:
-            term = KLTerm(**dict(zip(fields, choice, strict=True)), weighting=weighting, discount=discount)
-        except MeaningError:
-            continue
-        found[term.name] = term
+    options = {name: CHOICES[name] for name in ("divergence", "level", "estimator", "reduction")}
+    options |= {"weighting": weightings, "discount": (0.0, 0.5, 1.0)}
+    for values in product(*options.values()):
+        with suppress(MeaningError):
+            term = KLTerm(**dict(zip(options, values, strict=True)))
+            found[term.name] = term
     return found
 
 
@@ -109,12 +108,16 @@ def of_term(term: KLTerm, given: Tensors) -> Any:
     return of_result(term(rollout(given, fresh=term.weighting is None)))
 
 
+def of_rollout(found: Rollout) -> Any:
+    return found.logp, found.log_ratio, found.lengths, found.sampler_logp
+
+
 def of_result(found: KLResult) -> Any:
     return found.loss, found.coefficient, found.per_token, found.pathwise, *found.value, *found.diagnostics.values()
 
 
 SUBJECTS: dict[str, Subject] = {
-    "klgrad.core.rollout.Rollout": lambda x: (r := rollout(x), r.log_ratio, r.lengths, r.sampler_logp)[1:],
+    "klgrad.core.rollout.Rollout": lambda x: of_rollout(rollout(x)),
     "klgrad.core.regularizers.consistency_loss": lambda x: consistency_loss(rollout(x), REWARD, 0.5),
     "klgrad.core.regularizers.squared_sequence": lambda x: of_result(squared_sequence(rollout(x))),
     "klgrad.reports.kl_report": lambda x: kl_report(rollout(x)).metrics(),
@@ -127,24 +130,18 @@ SUBJECTS: dict[str, Subject] = {
     "klgrad.kernels.topk.top_entries": lambda x: kernels.top_entries(
         x["hidden"], HEADS[0], x["targets"], 3, mask=x["mask"]
     ),
-    "klgrad.kernels.fused_statistics.TokenStatistics.rollout": lambda x: (
-        r := statistics(x).rollout(x["mask"]),
-        r.logp,
-        r.lengths,
-    )[1:],
+    "klgrad.kernels.fused_statistics.TokenStatistics.rollout": lambda x: of_rollout(statistics(x).rollout(x["mask"])),
     **{
-        f"klgrad.core.importance.{name}": lambda x, name=name: getattr(importance, name)(rollout(x))
-        for name in ("token_ratio", "prefix_ratio", "sequence_ratio")
+        f"klgrad.core.importance.{f.__name__}": lambda x, f=f: f(rollout(x))
+        for f in (importance.token_ratio, importance.prefix_ratio, importance.sequence_ratio)
     },
     **{
-        f"klgrad.policy_losses.{name}": lambda x, name=name: getattr(policy_losses, name)(x["logp"], x["mask"])
-        for name in ("sum_per_completion", "mean_per_completion", "mean_over_tokens")
+        f"klgrad.policy_losses.{f.__name__}": lambda x, f=f: f(x["logp"], x["mask"])
+        for f in (policy_losses.sum_per_completion, policy_losses.mean_per_completion, policy_losses.mean_over_tokens)
     },
     **{
-        f"klgrad.policy_losses.{name}": lambda x, name=name: getattr(policy_losses, name)(
-            x["logp"], x["old_logp"], x["mask"]
-        )
-        for name in ("sequence_ratio", "geometric_ratio")
+        f"klgrad.policy_losses.{f.__name__}": lambda x, f=f: f(x["logp"], x["old_logp"], x["mask"])
+        for f in (policy_losses.sequence_ratio, policy_losses.geometric_ratio)
     },
     **{f"policy loss {name}": partial(policy_loss, entry) for name, entry in POLICY_LOSSES.items()},
     **{f"term {name}": partial(of_term, term) for name, term in every_term().items()},
@@ -169,11 +166,9 @@ def test_a_mask_with_holes_is_as_compacted_rows(name):
         made = {key: make(x) for key, x in given.items()}
         made["logp"] = made["logp"].clone().requires_grad_()
         values = flat(SUBJECTS[name](made))
-        moving = [x for x in values if x.requires_grad]
-        gradient = (
-            torch.autograd.grad([x.sum() for x in moving], made["logp"], allow_unused=True)[0] if moving else None
-        )
-        results.append([*values, *([] if gradient is None else [gradient])])
+        if moving := [x.sum() for x in values if x.requires_grad]:
+            values += flat(torch.autograd.grad(moving, made["logp"], allow_unused=True))
+        results.append(values)
     assert results[0], "nothing to compare"
     live = compacted(HOLES)
     for x, y in zip(*results, strict=True):

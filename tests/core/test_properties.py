@@ -45,22 +45,12 @@ def test_the_loss_has_the_estimate_as_its_value(rollout, term):
 
 @given(rollouts(gradient=False), terms, st.sampled_from([float("-inf"), float("nan"), float("inf"), -1e30, 5.0]))
 def test_nothing_at_a_masked_position_reaches_anything(rollout, term, junk):
-    def with_junk(x, fill):
-        return torch.where(rollout.mask, x, fill)
-
-    logp = with_junk(rollout.logp, junk).requires_grad_()
-    dirty = Rollout(
-        logp,
-        with_junk(rollout.ref_logp, junk),
-        rollout.mask,
-        behavior_logp=with_junk(rollout.behavior_logp, junk),
-        group=rollout.group,
-        **{name: with_junk(getattr(rollout, name), junk) for name in DIVERGENCES},
-    )
-    result = term(dirty)
+    dirty = {k: torch.where(rollout.mask, x, junk) if x.is_floating_point() else x for k, x in vars(rollout).items()}
+    dirty["logp"].requires_grad_()
+    result = term(Rollout(**dirty))
     EXACT.check(result.loss, term(rollout).loss)
     if result.loss.requires_grad:
-        (gradient,) = torch.autograd.grad(result.loss, logp)
+        (gradient,) = torch.autograd.grad(result.loss, dirty["logp"])
         assert bool((gradient[~rollout.mask] == 0).all())
 
 

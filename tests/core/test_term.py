@@ -102,13 +102,11 @@ def declared(**options):
 @pytest.mark.parametrize("values", list(product(*OPTIONS.values())), ids=str)
 def test_the_token_level_and_discount_0_are_one_declaration(values):
     options = dict(zip(OPTIONS, values, strict=True))
-    by_level, by_discount = declared(level="token", **options), declared(discount=0, **options)
-    assert by_level == by_discount == declared(level="token", discount=0.0, **options)
-    if isinstance(by_level, KLTerm) and isinstance(by_discount, KLTerm):
-        assert hash(by_level) == hash(by_discount)
-        assert by_level.name == by_discount.name
-        assert str(by_level) == str(by_discount)
-        assert (by_discount.level, by_discount.discount) == (by_level.level, by_level.discount) == ("token", 0.0)
+    a, b = declared(level="token", **options), declared(discount=0, **options)
+    assert a == b == declared(level="token", discount=0.0, **options)
+    if isinstance(a, KLTerm):
+        assert (hash(a), a.name, str(a)) == (hash(b), b.name, str(b))
+        assert (a.level, a.discount) == (b.level, b.discount) == ("token", 0.0)
 
 
 def table():
@@ -144,13 +142,15 @@ def test_the_table_of_the_families_says_what_may_be_declared(kind):
             and (ratio in ratios.split(", ") or (sampled and f"{ratio} (sampled only)" in ratios.split(", ")))
         )
         options = {"divergence": kind[0], "level": kind[1], "estimator": estimator, "weighting": RATIOS[ratio]}
-        if discount != (1 if kind[1] == "token" else 0):  # 1 is the default and means 0; 0 is the token family
-            assert isinstance(declared(discount=discount, **options), KLTerm) == allowed, (options, discount)
-            with_baseline = allowed and (sampled or baseline == "yes")
-            found = declared(discount=discount, baseline="leave_one_out", **options)
-            assert isinstance(found, KLTerm) == with_baseline, (options, discount)
-            found = declared(discount=discount, influence_bound=1.0, **options)
-            assert isinstance(found, KLTerm) == (allowed and sampled), (options, discount)
+        if discount == (1 if kind[1] == "token" else 0):
+            continue  # 1 is the default and means 0; 0 is the token family
+        for further, also in (
+            ({}, True),
+            ({"baseline": "leave_one_out"}, sampled or baseline == "yes"),
+            ({"influence_bound": 1.0}, sampled),
+        ):
+            found = declared(discount=discount, **further, **options)
+            assert isinstance(found, KLTerm) == (allowed and also), (options, discount, further)
 
 
 SAME = [
@@ -182,32 +182,27 @@ def test_a_divergence_of_ones_own_is_held_as_it_is():
     EXACT.check(term(rollout).coefficient, torch.tanh(torch.ones(1, 2)))
 
 
+ELSEWHERE = " on the sampler's prefixes"
 WORDS = {
-    KLTerm(divergence="hellinger", level="token"): ("hellinger, token level", "unknown"),
-    KLTerm(divergence="alpha(0.3)", level="token", weighting=TOKEN): (
-        "alpha(0.3), token level",
-        "alpha(0.3), token level on the sampler's prefixes",
-    ),
-    KLTerm(divergence="hellinger", level="token", estimator="exact"): (
-        "hellinger, token level",
-        "hellinger, token level on the sampler's prefixes",
-    ),
+    # on-policy, and what is added off-policy
+    KLTerm(divergence="alpha(0.3)", level="token", weighting=TOKEN): ("alpha(0.3), token level", ELSEWHERE),
+    KLTerm(divergence="hellinger", level="token", estimator="exact"): ("hellinger, token level", ELSEWHERE),
     KLTerm(divergence="forward", level="future", estimator="k3", discount=0.5, weighting=PREFIX): (
-        "forward-kl, token level and its future, discount 0.5",
-        "forward-kl, token level and its future, discount 0.5",
-    ),
-    KLTerm(divergence="chi-square", weighting=SEQUENCE): ("chi-square, sequence level", "chi-square, sequence level"),
-    KLTerm(divergence="chi-square", influence_bound=1.0): ("unknown", "unknown"),
-    KLTerm(divergence="forward", level="token", estimator="k3", weighting=TOKEN): (
-        "forward-kl-token",
-        "forward-kl-token-sampler",
-    ),
-}
+        "forward-kl, token level and its future, discount 0.5", ""),
+    KLTerm(divergence="chi-square", weighting=SEQUENCE): ("chi-square, sequence level", ""),
+    KLTerm(divergence="chi-square", influence_bound=1.0): ("unknown", ""),
+    KLTerm(divergence="forward", level="token", estimator="k3", weighting=TOKEN): ("forward-kl-token", "-sampler"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("term", WORDS, ids=lambda t: t.name)
 def test_what_a_term_descends_in_words(term):
-    assert term.descends == WORDS[term]
+    words, added = WORDS[term]
+    assert term.descends == (words, words + added)
+
+
+def test_a_sampled_term_of_another_divergence_descends_nothing_known_on_stale_samples():
+    assert KLTerm(divergence="hellinger", level="token").descends == ("hellinger, token level", "unknown")
 
 
 FORMULAS = {

@@ -4,10 +4,10 @@ from typing import get_args
 
 import pytest
 import torch
-from oracle import PROBLEMS
+from oracle import PROBLEMS, gradient_of_rows
 from tolerances import DIFFERENCE, EXACT
 
-from klgrad import Rollout, zoo
+from klgrad import zoo
 from klgrad.audit.procedure import proof_cases
 from klgrad.enumeration import (
     OBJECTIVES,
@@ -169,22 +169,6 @@ PROBLEM = autoregressive(3, 2, ends=True, seed=5, away_from_ref=1.0, off_policy=
 ON, OFF = (with_rational_sampler(PROBLEM, PARTS, on_policy=on) for on in (True, False))
 
 
-def gradient_of_groups(problem, members, loss):
-    """One call of the loss on all groups, differentiated by the logits of π."""
-    logits = problem.logits.clone().requires_grad_()
-    rows = members.flatten()
-    moved = problem.with_logits(logits)
-    rollout = Rollout(
-        moved.logp[rows],
-        problem.ref_logp[rows],
-        problem.space.mask[rows],
-        behavior_logp=problem.behavior_logp[rows],
-        group=torch.arange(len(members)).repeat_interleave(members.shape[1]),
-    )
-    (gradient,) = torch.autograd.grad(loss(rollout), logits)
-    return gradient.flatten()
-
-
 def test_the_sampler_has_multiples_of_the_fraction_and_every_token():
     counts = torch.softmax(ON.behavior_logits, -1) * PARTS
     EXACT.check(counts, counts.round())
@@ -204,7 +188,7 @@ def test_every_group_is_there_as_often_as_it_is_likely(size):
 
 
 def test_a_token_mean_is_in_the_limit_the_summed_gradient_over_the_mean_length():
-    found = gradient_of_groups(ON, population(ON, 2, PARTS), zoo.get("k2-loss-token-mean"))
+    found = gradient_of_rows(ON, population(ON, 2, PARTS), zoo.get("k2-loss-token-mean"), on_policy=True)
     length = ON.probability @ ON.space.mask.sum(-1).double()
     EXACT.check_vector(found, target_gradients(ON)["reverse-kl-token"] / length)
 
@@ -214,8 +198,9 @@ def test_a_token_mean_is_in_the_limit_the_summed_gradient_over_the_mean_length()
 def test_without_a_statistic_of_the_batch_it_is_the_expectation_over_groups(name, problem):
     loss = zoo.get(name)
     groups, probability = every_group(problem, 2)
-    each = torch.stack([gradient_of_groups(problem, group[None], loss) for group in groups])
-    EXACT.check_vector(gradient_of_groups(problem, population(problem, 2, PARTS), loss), probability @ each)
+    each = torch.stack([gradient_of_rows(problem, group, loss, on_policy=False) for group in groups])
+    found = gradient_of_rows(problem, population(problem, 2, PARTS), loss, on_policy=False)
+    EXACT.check_vector(found, probability @ each)
 
 
 def test_what_is_refused():

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from oracle import ON_SEQUENCES, SEQUENCES, mean_gradient, whole_space
+from oracle import ON_SEQUENCES, SEQUENCES, differentiated, gradient, mean_gradient, whole_space
 from tolerances import EXACT
 
 from klgrad import ImportanceWeighting, KLTerm, divergences
@@ -22,9 +22,7 @@ def test_the_baseline_changes_no_expected_gradient(problem, level, weighting):
     problem = problem.on_policy() if weighting is None else problem
     term = KLTerm(level=level, baseline="token_kl", weighting=weighting)
     found = term(whole_space(problem))
-    EXACT.check_vector(
-        mean_gradient(problem, found.coefficient), target_gradients(problem)[f"reverse-kl-{level}"].flatten()
-    )
+    EXACT.check_vector(mean_gradient(problem, found.coefficient), target_gradients(problem)[f"reverse-kl-{level}"])
     plain = KLTerm(level=level, weighting=weighting)(whole_space(problem))
     assert (found.coefficient - plain.coefficient).abs().max() > 1e-4
 
@@ -65,10 +63,6 @@ def tables():
     return z.requires_grad_(), ref.log_softmax(-1)
 
 
-def gradient(total, z):
-    return torch.autograd.grad(total.sum(), z, retain_graph=True)[0]
-
-
 @BETAS
 def test_the_kl_to_a_mixture_that_is_held_fixed_is_jensen_shannon(beta):
     z, log_q = tables()
@@ -101,11 +95,9 @@ def falling(problem, gamma=1.0, *, of_the_whole=True):
 
 def weighted_target(problem, weights):
     """E[ Σ_t E[w_t | prefix] ∇KL_t ], of exact gradients at each prefix."""
-    logits = problem.logits.clone().requires_grad_()
-    kl = problem.with_logits(logits).prefix_kl()
-    mass = torch.zeros(len(kl), dtype=torch.float64)
+    mass = torch.zeros(problem.space.prefixes, dtype=torch.float64)
     mass.index_add_(0, problem.space.prefix.flatten(), (problem.probability[:, None] * weights).flatten())
-    return torch.autograd.grad((mass * kl).sum(), logits)[0].flatten()
+    return differentiated(problem, lambda p: mass @ p.prefix_kl())
 
 
 @ON_SEQUENCES
@@ -123,10 +115,8 @@ def test_weights_by_the_share_of_the_whole_completion_look_at_the_token_itself(p
     target = weighted_target(problem, weights)
     off = (mean_gradient(problem, weights * log_ratio) - target).norm() / target.norm()
     assert 0.01 < off < 0.1
-    logits = problem.logits.clone().requires_grad_()
-    exact = problem.with_logits(logits)
-    loss = problem.probability @ (weights * exact.at_tokens(exact.prefix_kl())).sum(-1)
-    EXACT.check_vector(torch.autograd.grad(loss, logits)[0].flatten(), target)
+    loss = lambda p: problem.probability @ (weights * p.at_tokens(p.prefix_kl())).sum(-1)
+    EXACT.check_vector(differentiated(problem, loss), target)
 
 
 # Clipped entries of a KL.

@@ -3,9 +3,10 @@
 import math
 from dataclasses import replace
 
+import oracle
 import pytest
 import torch
-from oracle import ON_SEQUENCES, PROBLEMS, SEQUENCES, mean_gradient, mean_gradient_over_groups
+from oracle import ON_SEQUENCES, PROBLEMS, SEQUENCES, differentiated, mean_gradient, mean_gradient_over_groups
 from tolerances import EXACT, OPTIMUM
 
 from klgrad import ImportanceWeighting, KLTerm, Rollout, divergences as d, forward_optimum, optimum, reverse_optimum
@@ -14,40 +15,15 @@ from klgrad.enumeration import autoregressive
 
 CUBIC = d.from_slope("cubic", lambda l: 2 + l + l**3, "2 + l + l^3")  # the constant is no part of the divergence
 
-GENERATORS = {
-    # f(u), written independently of the slope and the excess of the package.
-    "reverse": lambda u: u * u.log() - u + 1,
-    "forward": lambda u: u - 1 - u.log(),
-    "chi-square": lambda u: (u - 1) ** 2 / 2,
-    "hellinger": lambda u: 2 * (u.sqrt() - 1) ** 2,
-    "total-variation": lambda u: (u - 1).abs(),
-    "alpha(-1)": lambda u: ((u - 1) - (1 - 1 / u)) / 2,
-    "alpha(0.3)": lambda u: (u - 1 - (u**0.3 - 1) / 0.3) / 0.7,
-    "alpha(1.5)": lambda u: (u - 1 - (u**1.5 - 1) / 1.5) / -0.5,
-    "jensen-shannon": lambda u: (u * (2 * u / (1 + u)).log() + (2 / (1 + u)).log()) / 2,
-    "jensen-shannon(0.1)": lambda u: 0.9 * u * (u / (0.1 + 0.9 * u)).log() - 0.1 * (0.1 + 0.9 * u).log(),
-    "huber(0.7)": lambda u: torch.where(
-        u.log().abs() <= 0.7,
-        u * u.log() - u + 1,
-        torch.where(u > 1, 0.7 * u - math.exp(0.7) + 1, 1 - math.exp(-0.7) - 0.7 * u),
-    ),
-    CUBIC: lambda u: u * (u.log() ** 3 - 3 * u.log() ** 2 + 7 * u.log() - 7) + 7,
-}
-
-GIVEN = pytest.mark.parametrize("given", GENERATORS, ids=lambda x: x if isinstance(x, str) else x.name)
+GENERATORS = {**oracle.GENERATORS, CUBIC: lambda u: u * (u.log() ** 3 - 3 * u.log() ** 2 + 7 * u.log() - 7) + 7}
+name_of = lambda x: x if isinstance(x, str) else x.name
+GIVEN = pytest.mark.parametrize("given", GENERATORS, ids=name_of)
 
 
 def token_divergences(problem, given):
     """(P,) D_f at each prefix, by its definition over the whole vocabulary."""
     logp, ref_logp = problem.logits.log_softmax(-1), problem.ref_logits.log_softmax(-1)
     return (ref_logp.exp() * GENERATORS[given]((logp - ref_logp).exp())).sum(-1)
-
-
-def differentiated(problem, value):
-    """By the logits, of a function of the problem."""
-    logits = problem.logits.clone().requires_grad_()
-    (found,) = torch.autograd.grad(value(problem.with_logits(logits)), logits)
-    return found.flatten()
 
 
 def every_completion(problem, given):
@@ -101,6 +77,7 @@ FORMS = {
     "discounted": ({"level": "future", "discount": 0.7}, lambda f: along_completions(f, 0.7), ("prefix", "sequence")),
     "completions": ({"level": "sequence"}, between_completions, ("sequence",)),
 }
+EVERY_FORM = pytest.mark.parametrize("form", FORMS)
 
 
 def estimators_of(given, form):
@@ -111,7 +88,7 @@ def estimators_of(given, form):
 
 
 @GIVEN
-@pytest.mark.parametrize("form", FORMS)
+@EVERY_FORM
 @ON_SEQUENCES
 def test_facts_24_26_27_a_term_on_fresh_samples_has_the_gradient_of_its_divergence(problem, form, given):
     choices, definition, _ = FORMS[form]
@@ -123,7 +100,7 @@ def test_facts_24_26_27_a_term_on_fresh_samples_has_the_gradient_of_its_divergen
 
 
 @GIVEN
-@pytest.mark.parametrize("form", FORMS)
+@EVERY_FORM
 @ON_SEQUENCES
 def test_fact_29_with_its_ratio_it_has_the_same_gradient_on_stale_samples(problem, form, given):
     choices, definition, ratios = FORMS[form]
@@ -150,19 +127,14 @@ SMALL = autoregressive(2, 2, ends=True, seed=8, away_from_ref=1.0)
 
 
 @GIVEN
-@pytest.mark.parametrize("form", FORMS)
+@EVERY_FORM
 @pytest.mark.parametrize("ratio", [None, "sequence"])
 def test_a_baseline_of_the_other_completions_leaves_the_gradient_as_it_is(ratio, form, given):
     choices, definition, _ = FORMS[form]
     problem = SMALL.on_policy() if ratio is None else SMALL
     weighting = None if ratio is None else ImportanceWeighting(ratio, bound=None)
-    term = KLTerm(
-        divergence=given,
-        estimator=estimators_of(given, form)[0],
-        weighting=weighting,
-        baseline="leave_one_out",
-        **choices,
-    )
+    choices = choices | {"estimator": estimators_of(given, form)[0], "baseline": "leave_one_out"}
+    term = KLTerm(divergence=given, weighting=weighting, **choices)
     found = mean_gradient_over_groups(problem, 2, lambda r: term(r).loss, on_policy=ratio is None)
     EXACT.check_vector(found, differentiated(problem, definition(given)))
 
@@ -180,7 +152,7 @@ ANTIDERIVATIVES = {
 }
 
 
-@pytest.mark.parametrize("given", ANTIDERIVATIVES, ids=lambda x: x if isinstance(x, str) else x.name)
+@pytest.mark.parametrize("given", ANTIDERIVATIVES, ids=name_of)
 @ON_SEQUENCES
 def test_fact_29_without_a_ratio_it_is_the_mean_of_the_antiderivative_under_the_sampler(problem, given):
     term = KLTerm(divergence=given, level="token", estimator=estimators_of(given, "token")[0])
@@ -277,11 +249,8 @@ def test_fact_30_k1_as_loss_over_the_length_asks_for_longer_completions():
     problem = SEQUENCES["varying"].on_policy()
     lengths = problem.space.mask.sum(-1).double()
     expected = differentiated(problem, lambda p: (p.logp.sum(-1).exp() / lengths).sum())
+    loss = lambda p: problem.probability @ (k1(p.logp - p.ref_logp).sum(-1) / lengths)
     for ref_logits in (problem.ref_logits, problem.logits):  # whatever ref is
-
-        def loss(p):
-            return problem.probability @ (k1(p.logp - p.ref_logp).sum(-1) / lengths)
-
         EXACT.check_vector(differentiated(replace(problem, ref_logits=ref_logits), loss), expected)
     assert expected.norm() > 0.01
 
@@ -298,7 +267,7 @@ def test_the_excess_is_an_unbiased_estimate_that_is_never_negative(given):
 
 
 @GIVEN
-@pytest.mark.parametrize("form", FORMS)
+@EVERY_FORM
 def test_the_value_of_a_term_estimates_its_divergence_without_bias(form, given):
     choices, definition, ratios = FORMS[form]
     problem, weighting = SEQUENCES["varying"], ImportanceWeighting(ratios[-1], bound=None)
@@ -308,12 +277,7 @@ def test_the_value_of_a_term_estimates_its_divergence_without_bias(form, given):
         EXACT.check(problem.probability @ values, definition(given)(problem))
 
 
-CONVEX = pytest.mark.parametrize(
-    "given", [x for x in GENERATORS if x != "total-variation"], ids=lambda x: x if isinstance(x, str) else x.name
-)
-
-
-@CONVEX
+@pytest.mark.parametrize("given", [x for x in GENERATORS if x != "total-variation"], ids=name_of)
 def test_fact_31_nothing_is_better_than_the_optimum(given):
     """The gradient of the regularised objective vanishes there along the simplex, but where π has lost an outcome."""
     ref = torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64)

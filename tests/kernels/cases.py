@@ -23,7 +23,7 @@ from klgrad.core.divergences import (
     mixture,
     named,
 )  # fmt: skip
-from klgrad.kernels import Head, TokenStatistics, fused_statistics, tiling
+from klgrad.kernels import Head, TokenStatistics, fused_statistics, state, tiling
 
 OUTPUTS = ("logp", "entropy", "reverse_kl", "forward_kl", "entries_logp", "divergence")
 """The outputs with a gradient."""
@@ -167,22 +167,49 @@ def compare(found: TokenStatistics, expected: TokenStatistics, tolerance) -> Non
 def agree(case: Case, value_tolerance, gradient_tolerance=None, **options) -> None:
     """Compare values, and gradients of a weighted sum of all outputs, with the specification in float64."""
     wide = case.to(torch.float64).require_grad()
-    case.require_grad()
-    found, expected = case.statistics(**options), wide.specification(options.get("divergence"))
+    found = case.require_grad().statistics(**options)
+    expected = wide.specification(options.get("divergence"))
     compare(found, expected, value_tolerance)
-    gradients = torch.autograd.grad(weighted_sum(found), case.leaves)
-    for gradient, truth in zip(gradients, torch.autograd.grad(weighted_sum(expected), wide.leaves), strict=True):
-        (gradient_tolerance or value_tolerance).check_vector(gradient.double(), truth)
+    tolerance = gradient_tolerance or value_tolerance
+    compare_gradients(weighted_sum(found), case.leaves, weighted_sum(expected), wide.leaves, tolerance)
 
 
-def check_gradient_of(name: str, case: Case, tolerance: Tol, **options) -> None:
-    """Compare the gradient of the sum of one output with the specification in float64."""
-    wide = case.to(torch.float64).require_grad()
-    case.require_grad()
-    found = torch.autograd.grad(getattr(case.statistics(**options), name).sum(), case.leaves)
-    truth = torch.autograd.grad(getattr(wide.specification(options.get("divergence")), name).sum(), wide.leaves)
-    for x, y in zip(found, truth, strict=True):
-        tolerance.check_vector(x.double(), y)
+def compare_gradients(found: Tensor, leaves: list[Tensor], truth: Tensor, true_leaves: list[Tensor], tolerance) -> None:
+    """Compare the gradients of two scalars, each by its own leaves."""
+    gradients = torch.autograd.grad(found, leaves), torch.autograd.grad(truth, true_leaves)
+    for x, y in zip(*gradients, strict=True):
+        tolerance.check_vector(x.double(), y.double())
+
+
+def check_gradients(case: Case, tolerance: Tol, *names: str, **options) -> None:
+    """Compare the gradient of the sum of each output, both KLs, entropy and log-prob or those named, in float64."""
+    for name in names or ("reverse_kl", "forward_kl", "entropy", "logp"):
+        wide = case.to(torch.float64).require_grad()
+        found = getattr(case.require_grad().statistics(**options), name)
+        truth = getattr(wide.specification(options.get("divergence")), name)
+        compare_gradients(found.sum(), case.leaves, truth.sum(), wide.leaves, tolerance)
+
+
+def check_again(total: Tensor, case: Case, tolerance: Tol) -> None:
+    """A second backward pass has the gradient of the first, which overwrites the kept logits."""
+    first = torch.autograd.grad(total, case.leaves, retain_graph=True)
+    for again, before in zip(torch.autograd.grad(total, case.leaves), first, strict=True):
+        tolerance.check_vector(again.double(), before.double())
+
+
+def keeping(case: Case, kept: float | str) -> dict[str, int | str]:
+    """The options with which so many entries of every token are kept, such a share of them, or those of a mode."""
+    if isinstance(kept, str):
+        return {"mode": kept}
+    return {"budget": budget(case, kept=kept if isinstance(kept, int) else int(kept * case.head.vocabulary))}
+
+
+def gradient_of_pair(z: Tensor, z_ref: Tensor, hit: Tensor, upstream: state.Upstream) -> tuple[Tensor, Tensor]:
+    """The numbers of each token for given weights of the outputs, and the gradient of the logits."""
+    finished = state.finish(state.of_logits(z, z_ref)[2])
+    numbers = state.gradient_numbers(finished, upstream)
+    lse, shift = finished.logsumexp[:, None], finished.lse_difference[:, None]
+    return numbers, state.logit_gradient(numbers, z - lse, (z - z_ref - shift, z_ref - lse + shift), hit, None)
 
 
 def budget(case: Case, *, kept: int) -> int:

@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from kernels.cases import GENERATORS, agree, budget, check_gradient_of, confident, make
+from kernels.cases import GENERATORS, agree, check_gradients, confident, keeping, make
 from kernels.test_fused_statistics import TABLE, check, two
 from tolerances import BFLOAT16, KEPT, SINGLE
 
@@ -96,13 +96,16 @@ def scanned(backend, tile, keep=None):
     return states, picked, kept
 
 
+def finished(one, backend=tiles_torch):
+    """The statistics of a tile by one backend."""
+    return state.finish(state.merge(scanned(backend, one)[0][:, 1:]))
+
+
 @pytest.mark.parametrize("name", TILES)
 def test_statistics(name):
     one = tile(**TILES[name])
-    (states, picked, _), (expected, expected_picked, _) = scanned(tiles_triton, one), scanned(tiles_torch, one)
-    SINGLE.check(picked, expected_picked)
-    found, truth = (state.finish(state.merge(s[:, 1:])) for s in (states, expected))
-    for x, y in zip(found, truth, strict=True):
+    SINGLE.check(*(scanned(backend, one)[1] for backend in (tiles_triton, tiles_torch)))
+    for x, y in zip(finished(one, tiles_triton), finished(one), strict=True):
         assert torch.equal(x.isinf(), y.isinf())
         SINGLE.check(x[~x.isinf()], y[~y.isinf()])
 
@@ -113,9 +116,8 @@ ROWS = dict(zip(NAMES, torch.randn(4, TOKENS, generator=torch.Generator().manual
 
 def gradient(backend, one, used, keep=None, dtype=torch.float32):
     states, _, kept = scanned(backend if keep else tiles_torch, one, keep)
-    finished = state.finish(state.merge(scanned(tiles_torch, one)[0][:, 1:]))
     upstream = [ROWS[n] if n in used else torch.zeros(TOKENS) for n in ROWS]
-    rows = state.gradient_numbers(finished, state.Upstream(*upstream))
+    rows = state.gradient_numbers(finished(one), state.Upstream(*upstream))
     out = torch.full((TOKENS, one.width), torch.nan, dtype=dtype) if kept is None else kept.a_or_minus_b.view(dtype)
     backend.gradient(one, rows, states, 1, kept, out)
     return out
@@ -153,8 +155,7 @@ def marked(monkeypatch, one, larger, apart, narrow=4):
         part, mean = kept.cut(slice(0, TOKENS), columns), state.mean_difference(sums)
         part.store(a, b, mean[:, None])
         part.slice_stats[:, :, 0] = torch.stack([sums[0], sums[3], mean])
-    finished = state.finish(state.merge(scanned(tiles_torch, one)[0][:, 1:]))
-    rows = state.gradient_numbers(finished, state.Upstream(*ROWS.values()))
+    rows = state.gradient_numbers(finished(one), state.Upstream(*ROWS.values()))
     return kept, lambda backend, out: backend.gradient(
         replace(one, raw=None, ref_raw=None), rows, torch.empty(11, 0, TOKENS), 0, kept, out
     )
@@ -211,30 +212,28 @@ def test_gradient_in_half_precision(keep):
 def test_nan_is_not_treated_as_a_ban(settings):
     one = tile(**settings)
     one.raw[2, 12] = torch.nan
-    finished = state.finish(state.merge(scanned(tiles_triton, one)[0][:, 1:]))
-    assert finished.logsumexp.isnan().tolist() == [False, False, True, False, False]
-    assert finished.reverse_kl.isnan().tolist() == [False, False, True, False, False]
+    found = finished(one, tiles_triton)
+    for x in (found.logsumexp, found.reverse_kl):
+        assert x.isnan().tolist() == [False, False, True, False, False]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("kept", [0, 8, None])
+@pytest.mark.parametrize("kept", [0, 8, "fast"])
 @pytest.mark.usefixtures("small_tiles")
 def test_the_whole_function(kept, dtype, monkeypatch):
     monkeypatch.setattr(tiles_triton, "SLICE", 16)
     case = make((6,), 29, dtype=dtype, bias=True, policy={"softcap": 4.0})
     assert fused_statistics.backend_for(case.hidden) is tiles_triton
-    options = {"mode": "fast"} if kept is None else {"budget": budget(case, kept=kept)}
-    agree(case, SINGLE, SINGLE if dtype == torch.float32 else BFLOAT16, **options)
+    agree(case, SINGLE, SINGLE if dtype == torch.float32 else BFLOAT16, **keeping(case, kept))
 
 
-@pytest.mark.parametrize("kept", [0, None])
+@pytest.mark.parametrize("kept", [0, "fast"])
 @pytest.mark.parametrize("divergence", GENERATORS, ids=lambda d: d.name)
 @pytest.mark.usefixtures("small_tiles")
 def test_divergences(divergence, kept, launches):
     """Every generator, in value and gradient, with a partial slice."""
     case = make((4,), 29, dtype=torch.float32, ref_bias=True, policy={"softcap": 4.0, "temperature": 0.8})
-    options = {"mode": "fast"} if kept is None else {"budget": budget(case, kept=kept)}
-    agree(case, SINGLE, divergence=divergence, **options)
+    agree(case, SINGLE, divergence=divergence, **keeping(case, kept))
     assert tiles_triton._divergence_kernel in launches
 
 
@@ -260,8 +259,8 @@ SUMS = {
 def test_divergence_of_a_tile(name, divergence):
     """Bounded ones, which are finite where a model bans an entry."""
     one = replace(tile(**SUMS[name]), divergence=divergence)
-    finished = state.finish(state.merge(scanned(tiles_torch, one)[0][:, 1:]))
-    rows = torch.stack([finished.logsumexp, finished.lse_difference])
+    truth = finished(one)
+    rows = torch.stack([truth.logsumexp, truth.lse_difference])
     sums = [torch.full((2, 1 + b.slices(one.width), TOKENS), torch.nan) for b in (tiles_triton, tiles_torch)]
     for backend, out in zip((tiles_triton, tiles_torch), sums, strict=True):
         backend.divergence(one, rows, out, 1)
@@ -279,7 +278,7 @@ def test_a_generator_without_a_kernel_is_computed_by_torch(launches):
     assert not launches
 
 
-@pytest.mark.parametrize("kept", [24, None])
+@pytest.mark.parametrize("kept", [24, "fast"])
 @pytest.mark.usefixtures("small_tiles")
 def test_the_whole_function_for_hopper(kept, launches, monkeypatch):
     """With torch in place of the kernels for Hopper, and what they keep read by Triton."""
@@ -291,8 +290,7 @@ def test_the_whole_function_for_hopper(kept, launches, monkeypatch):
     monkeypatch.setattr(tiles, "MARKED", 4)
     monkeypatch.setattr(tiles_triton, "MARKED", 4)
     case = make((12,), 50, entries=0, dtype=torch.bfloat16, policy={"temperature": 0.7, "scale": 1.3})
-    options = {"mode": "fast"} if kept is None else {"budget": budget(case, kept=kept)}
-    agree(case, SINGLE, BFLOAT16, **options)
+    agree(case, SINGLE, BFLOAT16, **keeping(case, kept))
     assert launches == [tiles_triton._gradient_kernel]
 
 
@@ -301,8 +299,7 @@ def test_confident_tokens(monkeypatch):
     monkeypatch.setattr(tiles_triton, "SLICE", 128)
     case = confident(1e-3, tokens=4, vocabulary=300)
     assert fused_statistics.backend_for(case.hidden) is tiles_triton
-    for name in ("reverse_kl", "forward_kl", "entropy", "logp"):
-        check_gradient_of(name, case, KEPT, mode="fast")
+    check_gradients(case, KEPT, mode="fast")
 
 
 def test_from_logits():

@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from kernels.cases import GENERATORS, GRADIENT, agree, budget, check_gradient_of, compare, make, weighted_sum
+from kernels import cases
+from kernels.cases import GENERATORS, agree, check_again, check_gradients, compare, compare_gradients, keeping, make
 from oracle import kl_gradients
 from tolerances import BFLOAT16, EXACT, SINGLE
 from torch.utils.checkpoint import checkpoint
@@ -32,11 +33,7 @@ SETTINGS = {
         "ref": {"temperature": 0.8, "softcap": 2.0, "scale": 0.7},
     },
 }
-KEPT = {
-    "nothing": lambda case: {"budget": budget(case, kept=0)},
-    "some": lambda case: {"budget": budget(case, kept=30)},
-}
-KEPT |= {"everything": lambda case: {"mode": "fast"}, "what 2 GiB hold": lambda case: {"mode": "lean"}}
+KEPT = (0, 30, "fast", "lean")
 
 
 @pytest.mark.parametrize("kept", KEPT)
@@ -44,7 +41,7 @@ KEPT |= {"everything": lambda case: {"mode": "fast"}, "what 2 GiB hold": lambda 
 @pytest.mark.usefixtures("small_tiles")
 def test_every_transform_however_much_is_kept(setting, kept):
     case = make(**SETTINGS[setting])
-    agree(case, EXACT, **KEPT[kept](case))
+    agree(case, EXACT, **keeping(case, kept))
 
 
 @pytest.mark.parametrize("tiles", ["one tile", "many tiles"])
@@ -63,7 +60,7 @@ def test_odd_shapes(shape, vocabulary, size, ref_size, seed, tiles, request):
 @pytest.mark.parametrize("size", [64, 1024, 8192])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_hidden_sizes_and_dtypes(size, dtype):
-    agree(make((3,), 300, size, 64, dtype=dtype, bias=True), SINGLE, GRADIENT[dtype])
+    agree(make((3,), 300, size, 64, dtype=dtype, bias=True), SINGLE, cases.GRADIENT[dtype])
 
 
 @pytest.mark.parametrize("kept", KEPT)
@@ -72,7 +69,7 @@ def test_hidden_sizes_and_dtypes(size, dtype):
 def test_half_precision_over_many_tiles(dtype, kept):
     """Kept logits are float16; sums over tiles and chunks are float32."""
     case = make(dtype=dtype, bias=True, policy={"softcap": 4.0})
-    agree(case, SINGLE, BFLOAT16, **KEPT[kept](case))
+    agree(case, SINGLE, BFLOAT16, **keeping(case, kept))
 
 
 MIXED = {
@@ -92,7 +89,7 @@ MIXED = {
 def test_mixed_dtypes(kind):
     case = MIXED[kind](make(dtype=torch.bfloat16, bias=True))
     agree(case, SINGLE, BFLOAT16)
-    gradients = torch.autograd.grad(weighted_sum(case.statistics()), case.leaves)
+    gradients = torch.autograd.grad(cases.weighted_sum(case.statistics()), case.leaves)
     assert [g.dtype for g in gradients] == [x.dtype for x in case.leaves]
 
 
@@ -103,19 +100,17 @@ def test_entries_may_repeat_and_may_be_the_target():
 
 @pytest.mark.usefixtures("small_tiles")
 def test_non_contiguous_inputs():
-    turned = lambda x: None if x is None else x.detach().T.contiguous().T
-    every_other = lambda x: torch.stack([x, x], 1)[:, 0]
+    turned, every_other = (lambda x: x.T.contiguous().T), (lambda x: torch.stack([x, x], 1)[:, 0])
     case = make(bias=True)
-    heads = [Head(turned(h.weight), every_other(h.bias) if h.bias is not None else None) for h in (case.head,)]
     strided = replace(
         case,
         hidden=turned(case.hidden),
-        head=heads[0],
+        head=Head(turned(case.head.weight), every_other(case.head.bias)),
         targets=every_other(case.targets),
         ref_hidden=turned(case.ref_hidden),
-        entries=case.entries.T.contiguous().T,
+        entries=turned(case.entries),
     )
-    assert not any(x.is_contiguous() for x in (strided.hidden, heads[0].weight, heads[0].bias, strided.targets))
+    assert not any(x.is_contiguous() for x in (*strided.leaves, strided.targets, strided.ref_hidden, strided.entries))
     agree(strided, EXACT)
 
 
@@ -123,10 +118,10 @@ def test_non_contiguous_inputs():
 @pytest.mark.usefixtures("small_tiles")
 def test_only_the_required_gradients_are_computed(wanted):
     case = make(bias=True)
-    whole = torch.autograd.grad(weighted_sum(case.require_grad().statistics()), case.leaves)
+    whole = torch.autograd.grad(cases.weighted_sum(case.require_grad().statistics()), case.leaves)
     fewer = make(bias=True)
     leaves = [fewer.leaves[i].requires_grad_() for i in wanted]
-    weighted_sum(fewer.statistics()).backward()
+    cases.weighted_sum(fewer.statistics()).backward()
     for i, leaf in zip(wanted, leaves, strict=True):
         assert torch.equal(leaf.grad, whole[i])
     assert sum(x.grad is not None for x in fewer.leaves) == len(wanted)
@@ -134,55 +129,47 @@ def test_only_the_required_gradients_are_computed(wanted):
 
 @pytest.mark.parametrize("name", ["logp", "entropy", "reverse_kl", "forward_kl", "entries_logp"])
 def test_each_output_alone(name):
-    check_gradient_of(name, make(bias=True), EXACT)
+    check_gradients(make(bias=True), EXACT, name)
 
 
 @pytest.mark.parametrize("kept", KEPT)
 @pytest.mark.usefixtures("small_tiles")
 def test_a_second_backward_pass_gives_the_same_gradient(kept):
-    """The first backward pass overwrites the kept logits."""
     case = make(bias=True).require_grad()
-    total = weighted_sum(case.statistics(**KEPT[kept](case)))
-    first = torch.autograd.grad(total, case.leaves, retain_graph=True)
-    for again, before in zip(torch.autograd.grad(total, case.leaves), first, strict=True):
-        EXACT.check_vector(again, before)
+    check_again(cases.weighted_sum(case.statistics(**keeping(case, kept))), case, EXACT)
 
 
 def test_results_may_be_changed_in_place():
     case, spared = make().require_grad(), make().require_grad()
     changed, kept = case.statistics(), spared.statistics()
-    loss = weighted_sum(changed)
+    loss = cases.weighted_sum(changed)
     for name in ("reverse_kl", "forward_kl", "entropy"):
         getattr(changed, name).data.zero_()
-    for a, b in zip(
-        torch.autograd.grad(loss, case.leaves), torch.autograd.grad(weighted_sum(kept), spared.leaves), strict=True
-    ):
-        assert torch.equal(a, b)
+    compare_gradients(loss, case.leaves, cases.weighted_sum(kept), spared.leaves, EXACT)
 
 
 def test_a_second_derivative_is_refused_not_wrong():
     case = make().require_grad()
     z = torch.randn(2, 5, requires_grad=True)
     of_logits = from_logits(z, torch.tensor([0, 1]), torch.zeros(2, 5)).reverse_kl.sum()
-    for total, leaf in ((weighted_sum(case.statistics()), case.hidden), (of_logits, z)):
+    for total, leaf in ((cases.weighted_sum(case.statistics()), case.hidden), (of_logits, z)):
         with pytest.raises(KernelInputError, match="first derivatives"):
             torch.autograd.grad(total, leaf, create_graph=True)
 
 
 def test_the_reference_gets_no_gradient():
-    case = make()
-    case.hidden.requires_grad_()
+    case = make().require_grad()
     for x in (case.ref_hidden, case.ref_head.weight):
         x.requires_grad_()
     found = case.statistics()
     assert not found.ref_logp.requires_grad
-    weighted_sum(found).backward()
+    cases.weighted_sum(found).backward()
     assert case.ref_hidden.grad is None
     assert case.ref_head.weight.grad is None
 
 
 def test_without_a_reference_there_is_no_kl():
-    found = token_statistics(*(getattr(make(), n) for n in ("hidden", "head", "targets")))
+    found = make(paired=False, entries=0).statistics()
     assert found.ref_logp is found.reverse_kl is found.forward_kl is found.entries_logp is None
 
 
@@ -196,11 +183,7 @@ def test_from_logits(shape, dtype):
     found = from_logits(z.mT.contiguous().mT if len(shape) == 1 else z, targets, z_ref, temperature=1.5)
     expected = fused_statistics.statistics_of_logits(wide / 1.5, targets, z_ref.double() / 1.5)
     compare(found, expected, EXACT if dtype == torch.float64 else SINGLE)
-    (gradient,), (truth,) = (
-        torch.autograd.grad(weighted_sum(found), z),
-        torch.autograd.grad(weighted_sum(expected), wide),
-    )
-    GRADIENT[dtype].check_vector(gradient, truth)
+    compare_gradients(cases.weighted_sum(found), [z], cases.weighted_sum(expected), [wide], cases.GRADIENT[dtype])
 
 
 # Values where the mask is 0 have no effect, and a batch may have no live token.
@@ -242,8 +225,8 @@ def test_masked_rows_have_no_effect(dtype):
     zero = lambda x: x * (LIVE[..., None] if x.ndim > LIVE.ndim else LIVE)
     expected = type(found)(*(zero(x) for x in case.statistics(divergence="jensen-shannon")))
     compare(found, expected, EXACT)
-    gradients = torch.autograd.grad(weighted_sum(found), masked.leaves)
-    for gradient, truth in zip(gradients, torch.autograd.grad(weighted_sum(expected), case.leaves), strict=True):
+    gradients = torch.autograd.grad(cases.weighted_sum(found), masked.leaves)
+    for gradient, truth in zip(gradients, torch.autograd.grad(cases.weighted_sum(expected), case.leaves), strict=True):
         EXACT.check(gradient, truth)
     assert (gradients[0][LIVE == 0] == 0).all()
 
@@ -258,11 +241,7 @@ def test_masked_logits_have_no_effect():
     found = from_logits(bad, targets.masked_fill(dead, -100), z_ref.masked_fill(dead[..., None], torch.nan), mask=LIVE)
     expected = type(found)(*(None if x is None else x * LIVE for x in from_logits(z, targets, z_ref)))
     compare(found, expected, EXACT)
-    (gradient,), (truth,) = (
-        torch.autograd.grad(weighted_sum(found), bad),
-        torch.autograd.grad(weighted_sum(expected), z),
-    )
-    EXACT.check(gradient, truth)
+    compare_gradients(cases.weighted_sum(found), [bad], cases.weighted_sum(expected), [z], EXACT)
 
 
 def test_masked_logits_are_not_copied():
@@ -286,7 +265,7 @@ def test_without_a_live_token_everything_is_zero(why, dtype):
     for options in ({"mask": mask}, {"mask": mask, "mode": "fast"}) + (({},) if why == "no tokens" else ()):
         found = case.statistics(**options, divergence="jensen-shannon")
         assert all(x.shape[:2] == shape and (x == 0).all() for x in found)
-        gradients = torch.autograd.grad(weighted_sum(found), case.leaves)
+        gradients = torch.autograd.grad(cases.weighted_sum(found), case.leaves)
         assert all((g == 0).all() for g in gradients)
 
 
@@ -294,7 +273,7 @@ def test_logits_without_a_live_token():
     z = torch.full((2, 5), torch.nan, requires_grad=True)
     found = from_logits(z, torch.tensor([-100, -100]), z.detach(), mask=torch.zeros(2))
     assert (found.reverse_kl == 0).all()
-    (gradient,) = torch.autograd.grad(weighted_sum(found), z)
+    (gradient,) = torch.autograd.grad(cases.weighted_sum(found), z)
     assert (gradient == 0).all()
 
 
@@ -337,9 +316,7 @@ def check(case, other, weights, tolerance=EXACT, divergence=None, **options):
     for name, value in found._asdict().items():
         if value is not None:
             tolerance.check(value, getattr(expected, name))
-    slopes = [torch.autograd.grad(weighted_sum(x), y.leaves) for x, y in ((found, case), (expected, wide))]
-    for x, y in zip(*slopes, strict=True):
-        tolerance.check_vector(x.double(), y)
+    compare_gradients(cases.weighted_sum(found), case.leaves, cases.weighted_sum(expected), wide.leaves, tolerance)
 
 
 @pytest.mark.parametrize("divergence", [None, *GENERATORS], ids=str)
@@ -369,10 +346,9 @@ def test_the_policy_is_projected_once_for_all(monkeypatch):
 
 
 def test_one_in_a_list_is_one():
-    case, _ = two()
+    case = make(entries=0)
     given = (case.hidden, case.head, case.targets)
-    alone = token_statistics(*given, case.ref_hidden, case.ref_head)
-    listed = token_statistics(*given, [case.ref_hidden], [case.ref_head], ref_weights=[1.0])
+    alone, listed = case.statistics(), token_statistics(*given, [case.ref_hidden], [case.ref_head], ref_weights=[1.0])
     for x, y in zip(alone, listed, strict=True):
         assert (x is None) == (y is None)
         assert x is None or torch.equal(x, y)
@@ -400,18 +376,15 @@ def test_autocast_is_the_same_as_casting(backward):
     case = make(dtype=torch.float32, bias=True).require_grad()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         found = case.statistics()
-        total = weighted_sum(found)
+        total = cases.weighted_sum(found)
         gradients = gradients_of(case, total) if backward == "inside" else None
     gradients = gradients or gradients_of(case, total)
     cast = case.to(torch.bfloat16)
-    biases = [h.bias for h in (case.head, case.ref_head)]
-    cast = replace(
-        cast, head=replace(cast.head, bias=biases[0].detach()), ref_head=replace(cast.ref_head, bias=biases[1])
-    )
+    cast = replace(cast, head=replace(cast.head, bias=case.head.bias.detach()))
     explicit = cast.require_grad().statistics()
     assert found.logp.dtype == torch.float32
     compare(found, explicit, SINGLE)
-    for x, y in zip(gradients, gradients_of(cast, weighted_sum(explicit)), strict=True):
+    for x, y in zip(gradients, gradients_of(cast, cases.weighted_sum(explicit)), strict=True):
         assert x.dtype == torch.float32
         BFLOAT16.check_vector(x, y.float())
 
@@ -431,9 +404,8 @@ def test_checkpointing(reentrant):
     case = make(bias=True).require_grad()
 
     def loss(hidden, weight, bias):
-        return weighted_sum(
-            replace(case, hidden=hidden.tanh(), head=replace(case.head, weight=weight, bias=bias)).statistics()
-        )
+        head = replace(case.head, weight=weight, bias=bias)
+        return cases.weighted_sum(replace(case, hidden=hidden.tanh(), head=head).statistics())
 
     plain = gradients_of(case, loss(*case.leaves))
     checkpointed = checkpoint(loss, *case.leaves, use_reentrant=reentrant)
@@ -448,16 +420,13 @@ def test_compilation_goes_around_it():
     case = make(bias=True, dtype=torch.float32).require_grad()
 
     def loss(hidden):
-        found = token_statistics(
-            torch.tanh(hidden) * 2, case.head, case.targets, case.ref_hidden, case.ref_head, entries=case.entries
-        )
-        return weighted_sum(found) * 3 + from_logits(hidden, case.targets % 16, -hidden.detach()).forward_kl.sum()
+        found = replace(case, hidden=torch.tanh(hidden) * 2).statistics()
+        return cases.weighted_sum(found) * 3 + from_logits(hidden, case.targets % 16, -hidden.detach()).forward_kl.sum()
 
     compiled = torch.compile(loss, backend="eager")
     expected, found = loss(case.hidden), compiled(case.hidden)
     SINGLE.check(found, expected)
-    for x, y in zip(gradients_of(case, found), gradients_of(case, expected), strict=True):
-        SINGLE.check_vector(x, y)
+    compare_gradients(found, case.leaves, expected, case.leaves, SINGLE)
 
 
 # A KL term from hidden states: the expected gradient, summed over every outcome.

@@ -4,20 +4,17 @@ from dataclasses import replace
 
 import pytest
 import torch
-from kernels.cases import GENERATORS, agree, budget, check_gradient_of, compare, confident, make
+from kernels.cases import GENERATORS, agree, check_again, check_gradients, compare, confident, keeping, make
 from tolerances import BFLOAT16, GPU_SUMS, KEPT, NEAR_KL, SINGLE
 
 from klgrad.core.divergences import REVERSE_KL, Divergence, named
 from klgrad.kernels import from_logits, fused_statistics, hopper
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")]
-OUTPUTS = ("reverse_kl", "forward_kl", "entropy", "logp")
-MODES = {
-    "fast": lambda case: {"mode": "fast"},
-    "lean": lambda case: {"mode": "lean"},
-    "nothing kept": lambda case: {"budget": budget(case, kept=0)},
-    "half kept": lambda case: {"budget": budget(case, kept=case.head.vocabulary // 2)},
-}
+every_kept = pytest.mark.parametrize("kept", ["fast", "lean", 0, 0.5])
+GRADIENT = {torch.bfloat16: KEPT, torch.float32: GPU_SUMS}
+"""The tolerance of gradients: logits of 16 bits are right to one percent."""
+dtypes = pytest.mark.parametrize("dtype", GRADIENT, ids=str)
 
 
 @pytest.fixture(params=[False, True], ids=["every GPU", "Hopper"])
@@ -28,29 +25,27 @@ def kernels(request, monkeypatch):
     monkeypatch.setattr(hopper, "USED", request.param)
 
 
-@pytest.mark.parametrize("mode", MODES)
+@every_kept
 @pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize("doubt", [0.1, 0.01, 2e-3, 1e-4])
-def test_confident_tokens_far_from_the_reference(doubt, mode):
+def test_confident_tokens_far_from_the_reference(doubt, kept):
     """Policy probability 1 - doubt, a KL of about 11: an error below one percent, however much is kept."""
     case = confident(doubt, tokens=256, vocabulary=20000, size=256, device="cuda")
     assert fused_statistics.backend_for(case.hidden).__name__.endswith("tiles_triton")
-    for name in OUTPUTS:
-        check_gradient_of(name, case, KEPT, **MODES[mode](case))
+    check_gradients(case, KEPT, **keeping(case, kept))
 
 
-@pytest.mark.parametrize("mode", MODES)
+@every_kept
 @pytest.mark.usefixtures("kernels")
-def test_confident_and_other_tokens_in_one_batch(mode):
+def test_confident_and_other_tokens_in_one_batch(kept):
     """Each kind of token by itself, so that the larger gradients do not hide the errors of the smaller ones."""
     sure, other = confident(1e-3, tokens=64, vocabulary=5000, size=64), make((64,), 5000, 64, entries=0)
     for part in (sure, replace(sure, hidden=other.hidden.bfloat16()), replace(sure, ref_hidden=sure.hidden.roll(1, 0))):
         case = part.to(torch.bfloat16, "cuda")
-        for name in OUTPUTS:
-            check_gradient_of(name, case, KEPT, **MODES[mode](case))
+        check_gradients(case, KEPT, **keeping(case, kept))
 
 
-@pytest.mark.parametrize("mode", MODES)
+@every_kept
 @pytest.mark.parametrize(
     "settings",
     [
@@ -62,46 +57,39 @@ def test_confident_and_other_tokens_in_one_batch(mode):
     ],
     ids=str,
 )
-def test_values_and_gradients(settings, mode):
+def test_values_and_gradients(settings, kept):
     case = make((300,), 9000, 128, **settings).to(torch.bfloat16, "cuda")
-    agree(case, SINGLE, BFLOAT16, **MODES[mode](case))
+    agree(case, SINGLE, BFLOAT16, **keeping(case, kept))
 
 
 LARGE = {"shape": (96,), "vocabulary": 49152, "size": 1024, "entries": 0}
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@every_kept
+@dtypes
 @pytest.mark.parametrize("divergence", GENERATORS, ids=lambda d: d.name)
-def test_divergences(divergence, dtype, mode):
-    """Every generator; a gradient from logits of 16 bits is right to one percent."""
+def test_divergences(divergence, dtype, kept):
     case = make((70,), 9000, 128, bias=True, policy={"softcap": 6.0}).to(dtype, "cuda")
     assert fused_statistics.backend_for(case.hidden).__name__.endswith("tiles_triton")
-    gradient = KEPT if dtype == torch.bfloat16 else GPU_SUMS
-    agree(case, GPU_SUMS, gradient, divergence=divergence, **MODES[mode](case))
+    agree(case, GPU_SUMS, GRADIENT[dtype], divergence=divergence, **keeping(case, kept))
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@every_kept
+@dtypes
 @pytest.mark.parametrize("divergence", ["jensen-shannon", "chi-square", "total-variation", "hellinger"])
-def test_divergences_over_a_large_vocabulary(divergence, dtype, mode):
+def test_divergences_over_a_large_vocabulary(divergence, dtype, kept):
     case = make(**LARGE).to(dtype, "cuda")
-    check_gradient_of(
-        "divergence", case, KEPT if dtype == torch.bfloat16 else GPU_SUMS, divergence=divergence, **MODES[mode](case)
-    )
+    check_gradients(case, GRADIENT[dtype], "divergence", divergence=divergence, **keeping(case, kept))
     truth = case.to(torch.float64).specification(divergence).divergence
-    GPU_SUMS.check(case.statistics(divergence=divergence, **MODES[mode](case)).divergence, truth)
+    GPU_SUMS.check(case.statistics(divergence=divergence, **keeping(case, kept)).divergence, truth)
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-def test_a_second_backward_pass_through_a_divergence(dtype, mode):
-    """The first one overwrites the kept logits, and the second computes them again."""
+@every_kept
+@dtypes
+def test_a_second_backward_pass_through_a_divergence(dtype, kept):
     case = make((70,), 9000, 128, entries=0).to(dtype, "cuda").require_grad()
-    total = case.statistics(divergence="jensen-shannon", **MODES[mode](case)).divergence.sum()
-    first = torch.autograd.grad(total, case.leaves, retain_graph=True)
-    for again, before in zip(torch.autograd.grad(total, case.leaves), first, strict=True):
-        (KEPT if dtype == torch.bfloat16 else GPU_SUMS).check_vector(again.double(), before.double())
+    found = case.statistics(divergence="jensen-shannon", **keeping(case, kept))
+    check_again(found.divergence.sum(), case, GRADIENT[dtype])
 
 
 @pytest.mark.parametrize("divergence", ["jensen-shannon", "hellinger", "chi-square", "reverse-kl", "forward-kl"])
@@ -124,11 +112,11 @@ def test_a_divergence_needs_no_logits_of_all_tokens():
     assert torch.cuda.max_memory_allocated() - before - 3 * gradients < 8192 * 49152 * 2
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@dtypes
 def test_a_divergence_of_ones_own_runs_by_torch(dtype):
     own = Divergence("twice", lambda x: 2 * x, lambda x: 2 * REVERSE_KL.excess(x), "2 l", 2.0)
     case = make((70,), 9000, 128, entries=0).to(dtype, "cuda")
-    agree(case, GPU_SUMS, KEPT if dtype == torch.bfloat16 else GPU_SUMS, divergence=own)
+    agree(case, GPU_SUMS, GRADIENT[dtype], divergence=own)
 
 
 def test_from_logits():

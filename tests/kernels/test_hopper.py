@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from kernels.cases import agree, budget, check_gradient_of, confident, make
+from kernels.cases import agree, check_gradients, confident, gradient_of_pair, keeping, make
 from tolerances import BFLOAT16, KEPT, SINGLE
 
 from klgrad.kernels import Head, fused_statistics, hopper as choice, passes, state, tiles_torch, tiling
@@ -40,12 +40,15 @@ def pair(apart: float, dtype=torch.float32):
 
 
 @pytest.fixture
-def on_cpu(monkeypatch):
-    on_torch.install(monkeypatch)
+def calls(monkeypatch):
+    """The kernels that are called, and the first entry of each; they run on the CPU."""
+    made = []
+    on_torch.install(monkeypatch, made)
+    return made
 
 
 @pytest.mark.parametrize("apart", [1e-3, 0.05, 0.4, 4.0])
-@pytest.mark.usefixtures("on_cpu")
+@pytest.mark.usefixtures("calls")
 def test_terms_are_those_of_a_state(apart):
     a, b, truth = state.of_logits(*(x.double() for x in pair(apart)))
     mass, energy, ref_mass, gap, ref_gap, reverse, forward = (
@@ -62,7 +65,7 @@ def test_terms_are_those_of_a_state(apart):
 
 
 @pytest.mark.parametrize("apart", [1e-3, 0.4, 4.0])
-@pytest.mark.usefixtures("on_cpu")
+@pytest.mark.usefixtures("calls")
 def test_the_kept_pair_is_that_of_kept(apart):
     a, b, sums = state.of_logits(*pair(apart))
     mean = state.mean_difference(sums)[:, None]
@@ -73,7 +76,7 @@ def test_the_kept_pair_is_that_of_kept(apart):
     assert torch.equal(distance.half(), truth.delta)
 
 
-@pytest.mark.usefixtures("on_cpu")
+@pytest.mark.usefixtures("calls")
 def test_a_maximum_above_zero_by_rounding_is_kept_as_zero():
     """A positive number would be read as that of the reference."""
     a, b = torch.tensor([[1e-6, -3.0]]), torch.tensor([[-2.0, 0.0]])
@@ -82,70 +85,54 @@ def test_a_maximum_above_zero_by_rounding_is_kept_as_zero():
 
 
 @pytest.mark.parametrize("output", ["logp", "reverse_kl", "forward_kl", "entropy"])
-@pytest.mark.usefixtures("on_cpu")
+@pytest.mark.usefixtures("calls")
 def test_the_gradient_is_that_of_the_weights(output):
     z, z_ref = pair(0.7)
-    finished = state.finish(state.of_logits(z, z_ref)[2])
     upstream = {name: torch.zeros(len(z)) for name in state.Upstream._fields} | {output: torch.linspace(-1, 2, 40)}
-    numbers = state.gradient_numbers(finished, state.Upstream(**upstream))
-    log_p, shift = z - finished.logsumexp[:, None], finished.lse_difference[:, None]
     hit = torch.arange(128) == torch.arange(40)[:, None]
-    gap = (z - z_ref - shift, z_ref - (finished.logsumexp[:, None] - shift))
-    truth = state.logit_gradient(numbers, log_p, gap, hit, None)
+    numbers, truth = gradient_of_pair(z, z_ref, hit, state.Upstream(**upstream))
     SINGLE.check_vector(gluon.logit_gradient.fn(z, z_ref, hit, numbers[:, :, None]), truth)
 
 
-OPTIONS = {
-    "fast": lambda case: {"mode": "fast"},
-    "lean": lambda case: {},
-    "nothing kept": lambda case: {"budget": budget(case, kept=0)},
-    "something kept": lambda case: {"budget": budget(case, kept=24)},
-}
+every_kept = pytest.mark.parametrize("kept", ["fast", "lean", 0, 24])
 
 
-@pytest.mark.parametrize("option", OPTIONS)
+@every_kept
 @pytest.mark.parametrize("vocabulary", [5, 50, 64])
 @pytest.mark.usefixtures("narrow")
-def test_values_and_gradients(option, vocabulary, monkeypatch):
+def test_values_and_gradients(kept, vocabulary, calls):
     """Over several chunks, blocks and tiles."""
-    calls = []
-    on_torch.install(monkeypatch, calls)
     case = make((12,), vocabulary, 16, 24, entries=0, dtype=torch.bfloat16, policy={"temperature": 0.7, "scale": 1.3})
-    agree(case, SINGLE, BFLOAT16, **OPTIONS[option](case))
-    everything_kept = option in ("fast", "lean") or (vocabulary == 5 and option == "something kept")
+    agree(case, SINGLE, BFLOAT16, **keeping(case, kept))
+    everything_kept = kept in ("fast", "lean") or (vocabulary == 5 and kept == 24)
     names = {name for name, _ in calls}
     assert names == ({"sums"} if everything_kept else {"sums", "gradient"})
 
 
-@pytest.mark.parametrize("option", OPTIONS)
-@pytest.mark.usefixtures("narrow")
-def test_confident_tokens(option, monkeypatch):
-    on_torch.install(monkeypatch)
+@every_kept
+@pytest.mark.usefixtures("narrow", "calls")
+def test_confident_tokens(kept):
     case = confident(1e-3, tokens=8, vocabulary=104)
-    for name in ("reverse_kl", "forward_kl", "entropy", "logp"):
-        check_gradient_of(name, case, KEPT, **OPTIONS[option](case))
+    check_gradients(case, KEPT, **keeping(case, kept))
 
 
 @pytest.mark.parametrize("kept", [24, 50])
-@pytest.mark.usefixtures("narrow")
+@pytest.mark.usefixtures("narrow", "calls")
 def test_one_launch_for_all_kept_logits(kept, monkeypatch):
     launches, gradient = [], tiles_torch.gradient
     noted = lambda tile, *rest: (launches.append((len(tile.targets), tile.width)), gradient(tile, *rest))
-    on_torch.install(monkeypatch)
     backend = SimpleNamespace(gradient=noted, slices=tiles_torch.slices)
     monkeypatch.setattr(fused_statistics, "backend_for", lambda hidden: backend)
     case = make((12,), 50, entries=0, dtype=torch.bfloat16)
-    agree(case, SINGLE, BFLOAT16, budget=budget(case, kept=90 if kept == 50 else 36))
+    agree(case, SINGLE, BFLOAT16, **keeping(case, 90 if kept == 50 else 36))
     assert launches == [(12, kept)]
 
 
 @pytest.mark.usefixtures("narrow")
-def test_a_second_backward_pass_recomputes_what_was_kept(monkeypatch):
+def test_a_second_backward_pass_recomputes_what_was_kept(calls):
     """By the products that the forward pass used."""
-    calls = []
-    on_torch.install(monkeypatch, calls)
     case = make((12,), 50, entries=0, dtype=torch.bfloat16).require_grad()
-    total = case.statistics(budget=budget(case, kept=24)).reverse_kl.sum()
+    total = case.statistics(**keeping(case, 24)).reverse_kl.sum()
     first = torch.autograd.grad(total, case.leaves, retain_graph=True)
     assert ("gradient", 0) not in calls  # its logits were kept
     calls.clear()
@@ -154,9 +141,8 @@ def test_a_second_backward_pass_recomputes_what_was_kept(monkeypatch):
     assert ("gradient", 0) in calls
 
 
-@pytest.mark.usefixtures("narrow")
-def test_masks(monkeypatch):
-    on_torch.install(monkeypatch)
+@pytest.mark.usefixtures("narrow", "calls")
+def test_masks():
     case = make((12,), 50, entries=0, dtype=torch.bfloat16)
     live = torch.arange(12) % 3 != 1
     found = case.statistics(mask=live)
@@ -184,29 +170,25 @@ def other_dtype(case):
     return replace(case, ref_hidden=case.ref_hidden.half(), ref_head=case.to(torch.float16).ref_head)
 
 
-FALLS_BACK = {
-    "bias": lambda: make((6,), entries=0, dtype=torch.bfloat16, bias=True),
-    "reference's bias": lambda: make((6,), entries=0, dtype=torch.bfloat16, ref_bias=True),
-    "soft-cap": lambda: make((6,), entries=0, dtype=torch.bfloat16, policy={"softcap": 4.0}),
-    "reference's soft-cap": lambda: make((6,), entries=0, dtype=torch.bfloat16, ref={"softcap": 4.0}),
-    "further entries": lambda: make((6,), entries=3, dtype=torch.bfloat16),
-    "no reference": lambda: make((6,), entries=0, dtype=torch.bfloat16, paired=False),
-    "float32": lambda: make((6,), entries=0, dtype=torch.float32),
-    "hidden size 20": lambda: make((6,), size=20, entries=0, dtype=torch.bfloat16),
-    "reference's hidden size 20": lambda: make((6,), ref_size=20, entries=0, dtype=torch.bfloat16),
-    "strided": lambda: strided(make((6,), entries=0, dtype=torch.bfloat16)),
-    "address": lambda: odd_address(make((6,), entries=0, dtype=torch.bfloat16)),
-    "no token": lambda: make((0,), entries=0, dtype=torch.bfloat16),
-    "reference of another dtype": lambda: other_dtype(make((6,), entries=0, dtype=torch.bfloat16)),
+UNSUITED = {
+    "bias": {"bias": True},
+    "reference's bias": {"ref_bias": True},
+    "soft-cap": {"policy": {"softcap": 4.0}},
+    "reference's soft-cap": {"ref": {"softcap": 4.0}},
+    "further entries": {"entries": 3},
+    "no reference": {"paired": False},
+    "float32": {"dtype": torch.float32},
+    "hidden size 20": {"size": 20},
+    "reference's hidden size 20": {"ref_size": 20},
+    "no token": {"shape": (0,)},
 }
+CHANGED = {"strided": strided, "address": odd_address, "reference of another dtype": other_dtype}
 
 
-@pytest.mark.parametrize("name", FALLS_BACK)
-def test_what_the_kernels_do_not_do_falls_back(name, monkeypatch):
-    calls = []
-    on_torch.install(monkeypatch, calls)
-    case = FALLS_BACK[name]().require_grad()
-    case.statistics().logp.sum().backward()
+@pytest.mark.parametrize("name", [*UNSUITED, *CHANGED])
+def test_what_the_kernels_do_not_do_falls_back(name, calls):
+    case = make(**{"shape": (6,), "entries": 0, "dtype": torch.bfloat16} | UNSUITED.get(name, {}))
+    CHANGED.get(name, lambda same: same)(case).require_grad().statistics().logp.sum().backward()
     assert not calls
 
 
@@ -242,11 +224,11 @@ def test_a_plan_without_tiles_of_logits_keeps_more_within_the_same_budget():
     assert plans[1].kept_bytes == 8192 * (numbers + marks)
 
 
+@pytest.mark.usefixtures("calls")
 def test_what_is_kept_has_the_size_of_the_plan(monkeypatch):
     """The numbers of a token are side by side."""
     rooms, room = [], passes._room
     monkeypatch.setattr(passes, "_room", lambda given: rooms.append((room(given), given.config.plan)) or rooms[-1][0])
-    on_torch.install(monkeypatch)
     make((12,), 2048, entries=0, dtype=torch.bfloat16).statistics(mode="fast")
     [(kept, made)] = rooms
     assert kept.slice_stats.shape == (3, 12, 16)

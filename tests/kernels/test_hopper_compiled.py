@@ -20,6 +20,8 @@ from klgrad.kernels.tiling import MARKED, CachedLogits, Tile
 
 if not hopper._importable():
     pytest.skip("there is no Triton with the parts of Gluon that are used", allow_module_level=True)
+from klgrad.kernels.hopper import gluon
+
 triton = pytest.importorskip("triton")
 GPUTarget = pytest.importorskip("triton.backends.compiler").GPUTarget
 
@@ -51,42 +53,36 @@ def absent_gpu(monkeypatch, tmp_path):
 
 def start(name, tokens=300, vocabulary=1001):
     """Call the function that starts a kernel."""
-    from klgrad.kernels.hopper import gluon as launch
-
     new = lambda *shape, dtype=torch.bfloat16: torch.zeros(*shape, dtype=dtype)
     operands = (new(tokens, 200), new(vocabulary, 200), new(tokens, 64), new(vocabulary, 64))
     models = HopperOperands(*operands, (1.0, 0.7), new(tokens, dtype=torch.long), 0)
     if name == "gradient":
-        launch.gradient(models, new(7, tokens, dtype=torch.float32), new(tokens, 1024)[:, :vocabulary])
+        gluon.gradient(models, new(7, tokens, dtype=torch.float32), new(tokens, 1024)[:, :vocabulary])
         return
     room = lambda: new(tokens, 1008, dtype=torch.float16)[:, :vocabulary]
     states, picked = new(9, 8, tokens, dtype=torch.float32), new(2, tokens, dtype=torch.float32)
-    launch.sums(models, states, picked, CachedLogits(room(), room()) if name == "sums, kept" else None)
+    gluon.sums(models, states, picked, CachedLogits(room(), room()) if name == "sums, kept" else None)
 
 
 @pytest.fixture(scope="module", params=SPILLED)
 def compiled(request, tmp_path_factory):
-    from klgrad.kernels.hopper import gluon as launch
-
     made = []
     compile_only = lambda kernel, models, *given: made.append(kernel.warmup(*given, num_warps=4, grid=(132,)))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
-        patch.setattr(launch, "_start", compile_only)
+        patch.setattr(gluon, "_start", compile_only)
         patch.setattr(triton.runtime.driver, "_active", AbsentGPU())
         start(request.param)
     return SimpleNamespace(asm=made[0].asm, metadata=made[0].metadata, name=request.param)
 
 
 def test_it_fits_into_a_multiprocessor(compiled):
-    from klgrad.kernels.hopper import gluon as ring
-
     assert compiled.metadata.shared <= SHARED_MEMORY
     ptx = compiled.asm["ptx"]
     threads, at_start = (int(re.search(rf"\.{word} (\d+)", ptx)[1]) for word in ("reqntid", "maxnreg"))
     assert threads * at_start <= REGISTERS
     # One request for more than the groups have together, and setmaxnreg waits for ever.
-    consumer, producer = ring.CONSUMER, ring.PRODUCER
+    consumer, producer = gluon.CONSUMER, gluon.PRODUCER
     asked = {int(x) for x in re.findall(r"setmaxnreg\.\S+\s+(\d+);", ptx)}
     assert {consumer, producer} <= asked
     assert 128 * (2 * consumer + producer) <= threads * at_start
@@ -159,17 +155,15 @@ def test_a_store_waits_for_all_warps(compiled):
 @pytest.mark.usefixtures("absent_gpu")
 def test_the_merging_compiles(parts, tokens, monkeypatch, tmp_path):
     """Also where a size is 1, which is a constant of the compiler."""
-    from klgrad.kernels.hopper import gluon as merging
-
-    made, kernel = [], merging._merge_kernel
+    made, kernel = [], gluon._merge_kernel
 
     class Kernel:
         def __getitem__(self, grid):
             return lambda *given: made.append(kernel.warmup(*given, grid=grid))
 
-    monkeypatch.setattr(merging, "_merge_kernel", Kernel())
+    monkeypatch.setattr(gluon, "_merge_kernel", Kernel())
     for marks in (None, torch.zeros(3, tokens, parts)):
-        merging.merge_states(torch.zeros(9, parts, tokens), marks)
+        gluon.merge(torch.zeros(9, parts, tokens), marks)
         assert stack(made[-1], tmp_path) == 0
 
 
@@ -177,7 +171,7 @@ def test_merged_states_are_those_of_torch():
     code = """
 import torch
 from klgrad.kernels import state
-from klgrad.kernels.hopper import gluon as merging
+from klgrad.kernels.hopper import gluon
 torch.manual_seed(0)
 z = torch.randn(45, 8 * 37) * 5
 for apart, count in ((0.02, 37), (3.0, 37), (3.0, 3), (0.02, 9), (3.0, 1)):
@@ -185,11 +179,11 @@ for apart, count in ((0.02, 37), (3.0, 37), (3.0, 3), (0.02, 9), (3.0, 1)):
     cuts = range(0, 8 * count, 8)
     parts = torch.stack([state.of_logits(z[:, i:i + 8], z_ref[:, i:i + 8])[2] for i in cuts], 1)
     wide = torch.full((3, 45, count + 2), torch.nan)
-    merged = merging.merge_states(parts[:9].contiguous(), wide[:, :, 1:-1])
-    assert merged.shape[1] <= merging.GROUPS
+    merged = gluon.merge(parts[:9].contiguous(), wide[:, :, 1:-1])
+    assert merged.shape[1] <= gluon.GROUPS
     torch.testing.assert_close(wide[:, :, 1:-1].mT, torch.stack([parts[0], parts[3], parts[5] / parts[1]]))
     assert wide[:, :, [0, -1]].isnan().all()
-    assert torch.equal(merging.merge_states(parts[:9].contiguous(), None), merged)
+    assert torch.equal(gluon.merge(parts[:9].contiguous(), None), merged)
     got = state.finish(state.merge(merged))
     for name, value in state.finish(state.merge(parts))._asdict().items():
         torch.testing.assert_close(getattr(got, name), value, rtol=2e-5, atol=1e-6, msg=lambda m: name + m)

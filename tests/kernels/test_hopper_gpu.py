@@ -4,12 +4,17 @@ from dataclasses import replace
 
 import pytest
 import torch
-from kernels.cases import agree, budget, check_gradient_of, confident, make, weighted_sum
+from kernels.cases import agree, check_gradients, confident, gradient_of_pair, keeping, make, weighted_sum
 from tolerances import BFLOAT16, FLOAT16, KEPT, SINGLE, TENSOR_CORES
 
-from klgrad.kernels import state, tiling
+from klgrad.kernels import hopper, state, tiling
 from klgrad.kernels.hopper import HopperOperands
 from klgrad.kernels.tiling import MARKED, CachedLogits
+
+if not hopper._importable():
+    pytest.skip("there is no Triton with the parts of Gluon that are used", allow_module_level=True)
+
+from klgrad.kernels.hopper import gluon
 
 pytestmark = [
     pytest.mark.gpu,
@@ -21,25 +26,19 @@ pytestmark = [
 ODD = ((300, 200, 136, 1000), (1111, 1024, 1024, 4224), (256, 64, 64, 38400), (1, 8, 8, 130), (129, 72, 64, 1001))
 """Tokens, hidden sizes and vocabulary. The third has more tiles than steps of a tile."""
 FACTORS = (1.25, 0.8)
-MODES = {
-    "fast": lambda case: {"mode": "fast"},
-    "nothing kept": lambda case: {"budget": budget(case, kept=0)},
-    "some kept": lambda case: {"budget": budget(case, kept=2048)},
-}
+every_kept = pytest.mark.parametrize("kept", ["fast", 0, 2048])
 
 
 @pytest.fixture
 def calls(monkeypatch):
     """The kernels that are started."""
-    from klgrad.kernels.hopper import gluon as launch
-
-    started, start = [], launch._start
+    started, start = [], gluon._start
 
     def noted(kernel, *given):
         started.append(kernel.fn.__name__)
         start(kernel, *given)
 
-    monkeypatch.setattr(launch, "_start", noted)
+    monkeypatch.setattr(gluon, "_start", noted)
     return started
 
 
@@ -64,14 +63,12 @@ def test_states_and_kept_logits(size, keep):
 
     Stores end at a multiple of 16 bytes, also where the vocabulary does not.
     """
-    from klgrad.kernels.hopper import gluon as launch
-
     given, (tokens, *_, vocabulary) = models(*size, start=640), size
     states = torch.full((9, -(-vocabulary // MARKED), tokens), torch.nan, device="cuda")
     picked = torch.zeros(2, tokens, device="cuda")
     wide = torch.full((2, tokens + 1, -(-vocabulary // 8) * 8 + 8), 7.0, dtype=torch.float16, device="cuda")
     kept = CachedLogits(wide[0, :tokens, :vocabulary], wide[1, :tokens, :vocabulary]) if keep else None
-    launch.sums(given, states, picked, kept)
+    gluon.sums(given, states, picked, kept)
     z, z_ref = logits(given)
     cuts = [slice(i, i + MARKED) for i in range(0, vocabulary, MARKED)]
     parts = [state.of_logits(z[:, cut], z_ref[:, cut]) for cut in cuts]
@@ -96,12 +93,10 @@ def test_states_and_kept_logits(size, keep):
 @pytest.mark.parametrize(("parts", "tokens"), [(40, 300), (9, 64), (1, 1)])
 def test_merged_states_and_marks(parts, tokens):
     """Into marks that are columns of wider rows."""
-    from klgrad.kernels.hopper import gluon as launch
-
     z, z_ref = 3 * torch.randn(2, tokens, parts, 8, device="cuda", dtype=torch.float64)
     states = torch.stack([state.of_logits(z[:, i], z_ref[:, i])[2] for i in range(parts)], 1)
     wide = torch.full((3, tokens, parts + 2), 7.0, device="cuda")
-    merged = launch.merge(states[:9].float().contiguous(), wide[:, :, 1:-1])
+    merged = gluon.merge(states[:9].float().contiguous(), wide[:, :, 1:-1])
     for found, truth in zip(state.finish(state.merge(merged)), state.finish(state.merge(states)), strict=True):
         SINGLE.check_vector(found.double(), truth)
     for found, truth in zip(wide[:, :, 1:-1], (states[0], states[3], states[5] / states[1]), strict=True):
@@ -111,24 +106,19 @@ def test_merged_states_and_marks(parts, tokens):
 
 @pytest.mark.parametrize("size", ODD, ids=str)
 def test_gradient_of_the_logits(size):
-    from klgrad.kernels.hopper import gluon as launch
-
     given, (tokens, *_, vocabulary) = models(*size, start=640), size
     z, z_ref = logits(given)
-    finished = state.finish(state.of_logits(z, z_ref)[2])
     upstream = state.Upstream(*torch.randn(4, tokens, dtype=torch.float64, device="cuda"))
-    numbers = state.gradient_numbers(finished, upstream)
-    lse, shift = finished.logsumexp[:, None], finished.lse_difference[:, None]
     hit = given.start + torch.arange(vocabulary, device="cuda") == given.targets[:, None]
-    truth = state.logit_gradient(numbers, z - lse, (z - z_ref - shift, z_ref - lse + shift), hit, None)
+    numbers, truth = gradient_of_pair(z, z_ref, hit, upstream)
     wide = torch.full((tokens + 1, -(-vocabulary // 8) * 8 + 8), 7.0, dtype=torch.bfloat16, device="cuda")
-    launch.gradient(given, numbers.float(), wide[:tokens, :vocabulary])
+    gluon.gradient(given, numbers.float(), wide[:tokens, :vocabulary])
     BFLOAT16.check_vector(wide[:tokens, :vocabulary].double(), truth)
     assert (wide[tokens:] == 7).all()
     assert (wide[:, -(-vocabulary // 8) * 8 :] == 7).all()
 
 
-@pytest.mark.parametrize("mode", MODES)
+@every_kept
 @pytest.mark.parametrize(
     "settings",
     [
@@ -138,25 +128,24 @@ def test_gradient_of_the_logits(size):
     ],
     ids=str,
 )
-def test_values_and_gradients(settings, mode, calls):
+def test_values_and_gradients(settings, kept, calls):
     case = make(entries=0, **settings).to(torch.bfloat16, "cuda")
-    agree(case, SINGLE, BFLOAT16, **MODES[mode](case))
+    agree(case, SINGLE, BFLOAT16, **keeping(case, kept))
     assert calls
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_float16(mode, calls):
+@every_kept
+def test_float16(kept, calls):
     case = make((300,), 9000, 128, entries=0).to(torch.float16, "cuda")
-    agree(case, SINGLE, KEPT if mode == "fast" else FLOAT16, **MODES[mode](case))
+    agree(case, SINGLE, KEPT if kept == "fast" else FLOAT16, **keeping(case, kept))
     assert calls
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_confident_tokens_over_several_chunks(mode, monkeypatch):
+@every_kept
+def test_confident_tokens_over_several_chunks(kept, monkeypatch):
     monkeypatch.setattr(tiling, "ROWS", 128)
     case = confident(1e-4, tokens=300, vocabulary=5000, size=256, device="cuda")
-    for name in ("reverse_kl", "forward_kl", "entropy", "logp"):
-        check_gradient_of(name, case, KEPT, **MODES[mode](case))
+    check_gradients(case, KEPT, **keeping(case, kept))
 
 
 def test_more_than_two_billion_kept_entries(calls):
@@ -176,7 +165,7 @@ def test_masks(calls):
     live = torch.arange(300, device="cuda") % 3 != 1
     targets = torch.where(live, case.targets, -100)
     truth = case.to(torch.float64).specification()
-    found = replace(case, targets=targets).statistics(mask=live, budget=budget(case, kept=1024))
+    found = replace(case, targets=targets).statistics(mask=live, **keeping(case, 1024))
     for name in ("logp", "ref_logp", "reverse_kl", "forward_kl", "entropy"):
         SINGLE.check(getattr(found, name)[live], getattr(truth, name)[live])
         assert (getattr(found, name)[~live] == 0).all()
@@ -190,16 +179,16 @@ def test_masks(calls):
 )
 def test_what_the_kernels_do_not_do(settings, calls):
     case = make(**{"shape": (100,), "vocabulary": 3000, "size": 64, "entries": 0} | settings).to(torch.bfloat16, "cuda")
-    agree(case, SINGLE, BFLOAT16, budget=budget(case, kept=0))
+    agree(case, SINGLE, BFLOAT16, **keeping(case, 0))
     assert not calls
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_two_runs_are_equal(mode):
+@every_kept
+def test_two_runs_are_equal(kept):
     case = make((300,), 9000, 128, entries=0).to(torch.bfloat16, "cuda").require_grad()
     runs = []
     for _ in range(2):
-        found = case.statistics(**MODES[mode](case))
+        found = case.statistics(**keeping(case, kept))
         runs.append([*found[:5], *torch.autograd.grad(weighted_sum(found), case.leaves)])
     for first, second in zip(*runs, strict=True):
         assert torch.equal(first, second)
@@ -233,4 +222,4 @@ def test_memory_is_within_the_plan(mode, calls):
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there is no second GPU")
 def test_tensors_of_another_device_than_the_current_one():
     case = make((100,), 3000, 64, entries=0).to(torch.bfloat16, "cuda:1")
-    agree(case, SINGLE, BFLOAT16, budget=budget(case, kept=1024))
+    agree(case, SINGLE, BFLOAT16, **keeping(case, 1024))

@@ -4,14 +4,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from kernels.cases import agree, budget, check_gradient_of, confident, make
+from kernels.cases import agree, check_gradients, confident, keeping, make
 from tolerances import BFLOAT16, EXACT, KEPT
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from klgrad.kernels import fused_statistics, passes, state, tiles_torch
 from klgrad.kernels.tiling import CachedLogits
 
-OUTPUTS = ("reverse_kl", "forward_kl", "entropy", "logp")
 DOUBTS = (0.1, 0.01, 2e-3, 1e-4)
 """1 - p of the sampled tokens, whose KL is about 11."""
 
@@ -23,8 +22,7 @@ def test_confident_tokens_far_from_the_reference(doubt):
     truth = case.to(torch.float64).specification()
     assert 0.5 * doubt < 1 - truth.logp.exp().mean() < 2 * doubt
     assert 10 < truth.reverse_kl.mean() < 11.1
-    for name in OUTPUTS:
-        check_gradient_of(name, case, KEPT, mode="fast")
+    check_gradients(case, KEPT, mode="fast")
 
 
 @pytest.mark.parametrize("kept", [0, 24, 104])
@@ -32,30 +30,33 @@ def test_confident_tokens_far_from_the_reference(doubt):
 def test_confident_tokens_over_many_slices(kept):
     """Most slices do not contain the confident entry; some are recomputed."""
     case = confident(1e-3, tokens=8, vocabulary=104)
-    for name in OUTPUTS:
-        check_gradient_of(name, case, KEPT, budget=budget(case, kept=kept))
+    check_gradients(case, KEPT, **keeping(case, kept))
 
 
 def test_two_tokens_share_the_probability():
     """Both are far from the reference by the same amount, so that their gradients nearly cancel."""
     case = confident(2e-4)
-    case.head.weight[(case.targets + 1) % 4096] = case.head.weight[case.targets]
-    case.ref_head.weight[(case.targets + 1) % 4096] = case.ref_head.weight[case.targets]
+    for head in (case.head, case.ref_head):
+        head.weight[(case.targets + 1) % 4096] = head.weight[case.targets]
     probability = case.to(torch.float64).specification().logp.exp()
     assert ((probability > 0.4) & (probability < 0.6)).all()
-    check_gradient_of("reverse_kl", case, KEPT, mode="fast")
+    check_gradients(case, KEPT, "reverse_kl", mode="fast")
+
+
+def restored(z, z_ref, dtype):
+    """a, b and the mean of d over the slice; and a and d as they are read."""
+    a, b, sums = state.of_logits(z, z_ref)
+    mean = state.mean_difference(sums)[:, None]
+    kept = CachedLogits(*torch.empty(2, *z.shape, dtype=dtype))
+    kept.store(a, b, mean)
+    return a, b, mean, *kept.load(z.dtype, mean)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
 def test_kept_logits_are_restored(dtype):
     """The error is 2^-11, relative to a for log p, to the larger of a and b for log q, and to its distance for d."""
     generator = torch.Generator().manual_seed(0)
-    z, z_ref = 5 * torch.randn(2, 6, 50, generator=generator, dtype=torch.float64)
-    a, b, sums = state.of_logits(z, z_ref)
-    mean = state.mean_difference(sums)[:, None]
-    kept = CachedLogits(torch.empty(6, 50, dtype=dtype), torch.empty(6, 50, dtype=dtype))
-    kept.store(a, b, mean)
-    found_a, found_d = kept.load(torch.float64, mean)
+    a, b, mean, found_a, found_d = restored(*5 * torch.randn(2, 6, 50, generator=generator, dtype=torch.float64), dtype)
     step, least = torch.finfo(dtype).eps, torch.finfo(dtype).tiny
     within = lambda off, size: bool((off.abs() <= 0.51 * step * size + least).all())
     d, own = a - b, a >= b
@@ -69,11 +70,7 @@ def test_an_entry_that_one_model_bans():
     """Entries that only one model bans are clamped to the largest kept number."""
     z, z_ref = torch.zeros(2, 1, 3)
     z[0, 0] = z_ref[0, 1] = state.LOWEST
-    a, b, sums = state.of_logits(z, z_ref)
-    mean = state.mean_difference(sums)[:, None]
-    kept = CachedLogits(*torch.empty(2, 1, 3, dtype=torch.float16))
-    kept.store(a, b, mean)
-    found_a, found_d = kept.load(torch.float32, mean)
+    *_, found_a, found_d = restored(z, z_ref, torch.float16)
     assert found_a[0, 0] < -50000
     assert found_d[0, 0] < -50000
     assert found_d[0, 1] > 50000
@@ -108,7 +105,7 @@ def test_half_of_what_was_kept_is_freed_before_the_gradients_need_memory(kept, m
     monkeypatch.setattr(passes, "_room", noted)
     monkeypatch.setattr(fused_statistics, "gradients", looked_at)
     case = confident(1e-3, tokens=8, vocabulary=104).require_grad()
-    case.statistics(budget=budget(case, kept=kept)).reverse_kl.sum().backward()
+    case.statistics(**keeping(case, kept)).reverse_kl.sum().backward()
     assert freed == [False, True]
 
 
@@ -122,7 +119,7 @@ def test_kernels_take_all_tokens_of_a_kept_tile(entries, strips, monkeypatch):
         launches.append((tile.start, tile.width, len(tile.targets)))
         tiles_torch.gradient(tile, rows, states, first, kept, out)
 
-    backend = SimpleNamespace(gradient=gradient, slices=tiles_torch.slices, statistics=tiles_torch.statistics)
+    backend = SimpleNamespace(**vars(tiles_torch) | {"gradient": gradient})
     monkeypatch.setattr(fused_statistics, "backend_for", lambda hidden: backend)
     agree(make((12,), 40, entries=entries), EXACT, mode="fast")
     assert launches == [(start, width, n) for start, width in ((0, 16), (16, 16), (32, 8)) for n in strips]

@@ -66,10 +66,8 @@ def test_merging_parts_of_parts_is_the_same(problem):
     z, z_ref, parts = problem
     states = of_parts(z, z_ref, parts)
     half = max(1, len(parts) // 2)
-    pairs = (
-        [state.merge(states[:, :half]), state.merge(states[:, half:])] if half < len(parts) else [state.merge(states)]
-    )
-    twice = state.merge(torch.stack(pairs, 1))
+    halves = (states[:, :half], states[:, half:]) if half < len(parts) else (states,)
+    twice = state.merge(torch.stack([state.merge(half) for half in halves], 1))
     check_finished(state.finish(twice), state.finish(state.merge(states)), EXACT)
 
 
@@ -155,10 +153,8 @@ def test_a_peaked_policy_against_a_flat_reference():
     peaked[:, 7] += 25
     for z, z_ref in ((peaked, flat), (flat, peaked)):
         targets = torch.full((4,), 7)
-        found, truth = (
-            from_logits(z, targets, z_ref),
-            fused_statistics.statistics_of_logits(z.double(), targets, z_ref.double()),
-        )
+        found = from_logits(z, targets, z_ref)
+        truth = fused_statistics.statistics_of_logits(z.double(), targets, z_ref.double())
         for name in ("reverse_kl", "forward_kl"):
             FAR.check(getattr(found, name), getattr(truth, name))
 
@@ -207,7 +203,7 @@ def test_an_entry_that_both_ban_has_no_effect(dtype, lowest):
     z, cut = z.requires_grad_(), z[:, :5].detach().clone().requires_grad_()
     found, without = from_logits(z, TARGETS, z_ref), from_logits(cut, TARGETS, z_ref[:, :5])
     compare(found, without, EXACT if dtype == torch.float64 else SINGLE)
-    (gradient,), (truth,) = torch.autograd.grad(weighted_sum(found), z), torch.autograd.grad(weighted_sum(without), cut)
+    gradient, truth = (torch.autograd.grad(weighted_sum(x), y)[0] for x, y in ((found, z), (without, cut)))
     SINGLE.check_vector(gradient[:, :5], truth)
     assert (gradient[:, 5] == 0).all()
 

@@ -1,8 +1,12 @@
 """The KL over k entries and a tail, by the sum over every token that may be sampled."""
 
+from dataclasses import replace
+
+import oracle
 import pytest
 import torch
-from kernels.cases import make
+from kernels.cases import compare_gradients, make
+from oracle import gradient
 from tolerances import EXACT, SINGLE
 
 from klgrad import divergences
@@ -14,20 +18,17 @@ GENERATOR = torch.Generator().manual_seed(0)
 LOGITS, REF, SAMPLER = torch.randn(3, ROWS, VOCABULARY, generator=GENERATOR, dtype=torch.float64)
 LOG_Q = REF.log_softmax(-1)
 both = pytest.mark.parametrize("divergence", ["reverse", "forward"])
-all_divergences = pytest.mark.parametrize(
-    "divergence",
-    [
-        "reverse",
-        "forward",
-        "jensen-shannon",
-        "jensen-shannon(0.1)",
-        "hellinger",
-        "chi-square",
-        "alpha(0.3)",
-        "huber(1)",
-        "0.3 forward + 0.7 reverse",
-    ],
-)
+NAMES = [
+    "reverse",
+    "forward",
+    "jensen-shannon",
+    "jensen-shannon(0.1)",
+    "hellinger",
+    "chi-square",
+    "alpha(0.3)",
+    "huber(1)",
+]
+all_divergences = pytest.mark.parametrize("divergence", [*NAMES, "0.3 forward + 0.7 reverse"])
 every_k = pytest.mark.parametrize("k", [1, 3, 8])
 
 
@@ -39,37 +40,19 @@ def divided(k):
     return z, z.log_softmax(-1), ids, in_head
 
 
-def part(log_p, log_q, divergence):
-    """The terms of the divergence by its definition, for each entry; those of a KL without p - q, which sums to 0."""
-    p, q, u = log_p.exp(), log_q.exp(), (log_p - log_q).exp()
-    if divergence.startswith("jensen-shannon"):
-        beta = 0.1 if "0.1" in divergence else 0.5
-        log_m = (beta * q + (1 - beta) * p).log()
-        return beta * q * (log_q - log_m) + (1 - beta) * p * (log_p - log_m)
-    if divergence == "huber(1)":
-        tangent = lambda edge: edge * (u - edge.exp()) + (edge - 1) * edge.exp() + 1
-        low, high = (torch.tensor(x, dtype=u.dtype) for x in (-1.0, 1.0))
-        inside = u * u.log() - u + 1
-        return q * torch.where(u.log() > 1, tangent(high), torch.where(u.log() < -1, tangent(low), inside))
-    named = {
-        "reverse": p * (log_p - log_q),
-        "forward": q * (log_q - log_p),
-        "hellinger": 2 * (p.sqrt() - q.sqrt()) ** 2,
-        "chi-square": q * (u - 1) ** 2 / 2,
-        "alpha(0.3)": q * ((u - 1) - (u**0.3 - 1) / 0.3) / 0.7,
-    }
-    named["0.3 forward + 0.7 reverse"] = 0.3 * named["forward"] + 0.7 * named["reverse"]
-    return named[divergence]
+GENERATORS = {**oracle.GENERATORS, "huber(1)": oracle.huber(1.0)}
+GENERATORS["0.3 forward + 0.7 reverse"] = lambda u: 0.3 * GENERATORS["forward"](u) + 0.7 * GENERATORS["reverse"](u)
 
 
 def centred(log_p, log_q, divergence):
-    """The same with f(1) = f'(1) = 0."""
+    """The terms of the divergence by its definition, for each entry, with f(1) = f'(1) = 0."""
+    return log_q.exp() * GENERATORS[divergence]((log_p - log_q).exp())
+
+
+def part(log_p, log_q, divergence):
+    """The same, but those of a KL without p - q, which sums to 0."""
     offset = {"reverse": -1.0, "forward": 1.0, "0.3 forward + 0.7 reverse": -0.4}.get(divergence, 0.0)
-    return part(log_p, log_q, divergence) + offset * (log_p.exp() - log_q.exp())
-
-
-def gradient(total, z):
-    return torch.autograd.grad(total.sum(), z, retain_graph=True)[0]
+    return centred(log_p, log_q, divergence) - offset * (log_p.exp() - log_q.exp())
 
 
 @all_divergences
@@ -104,18 +87,10 @@ def test_the_part_of_the_head_is_a_lower_bound_that_pulls_the_head_alone(k, dive
 
 def test_a_divergence_of_ones_own():
     mine = divergences.from_slope("cubic", lambda x: x + x**3)
-    z, log_p, ids, in_head = divided(3)
-    full = mine.over(log_p, LOG_Q).sum()
-    each = [
-        log_p[:, y].detach().exp()
-        * sampled_tail_kl(
-            log_p.gather(1, ids), LOG_Q.gather(1, ids), log_p[:, y], LOG_Q[:, y], in_head[:, y], divergence=mine
-        )
-        for y in range(VOCABULARY)
-    ]
-    mean = torch.stack(each).sum(0)
-    EXACT.check(mean.sum(), full)
-    EXACT.check_vector(gradient(mean, z), gradient(full, z))
+    z, log_p, value, slope, _ = mean_over_tokens(3, mine, on_policy=True)
+    full = mine.over(log_p, LOG_Q)
+    EXACT.check(value, full)
+    EXACT.check_vector(slope, gradient(full, z))
 
 
 @both
@@ -135,15 +110,8 @@ def mean_over_tokens(k, divergence, on_policy):
     value, slope, worst = 0, 0, torch.inf
     for y in range(VOCABULARY):
         ratio = None if on_policy else (log_p - log_mu)[:, y].exp()
-        one = sampled_tail_kl(
-            log_p.gather(1, ids),
-            LOG_Q.gather(1, ids),
-            log_p[:, y],
-            LOG_Q[:, y],
-            in_head[:, y],
-            ratio=ratio,
-            divergence=divergence,
-        )
+        given = (log_p.gather(1, ids), LOG_Q.gather(1, ids), log_p[:, y], LOG_Q[:, y], in_head[:, y])
+        one = sampled_tail_kl(*given, ratio=ratio, divergence=divergence)
         chance = log_mu[:, y].exp()
         value, slope = value + chance * one.detach(), slope + gradient(chance * one, z)
         worst = min(worst, float(one.detach().min()))
@@ -211,23 +179,15 @@ def test_from_a_teachers_stored_top_k_and_without_logits(divergence):
 
     def losses(logp, token_logp):
         lump = lumped_kl(logp, stored.values, divergence)
-        rest = sampled_tail_kl(
-            logp, stored.values, token_logp, token_logp.detach() - 0.3, in_head, divergence=divergence
-        )
-        return lump + 2 * rest
+        given = (logp, stored.values, token_logp, token_logp.detach() - 0.3, in_head)
+        return (lump + 2 * sampled_tail_kl(*given, divergence=divergence)).sum()
 
-    found = (
-        type(case)(case.hidden, case.head, case.targets, case.ref_hidden, case.ref_head, entries=stored.indices)
-        .require_grad()
-        .statistics()
-    )
+    found = replace(case, entries=stored.indices).require_grad().statistics()
     log_p = fused_statistics.logits(wide.require_grad().hidden, wide.head).log_softmax(-1)
     expected = losses(log_p.gather(1, stored.indices), log_p.gather(1, wide.targets[:, None])[:, 0])
     total = losses(found.entries_logp, found.logp)
     EXACT.check(total, expected)
-    truth = torch.autograd.grad(expected.sum(), wide.leaves)
-    for x, y in zip(torch.autograd.grad(total.sum(), case.leaves), truth, strict=True):
-        EXACT.check_vector(x, y)
+    compare_gradients(total, case.leaves, expected, wide.leaves, EXACT)
 
 
 def test_half_precision_is_lifted():

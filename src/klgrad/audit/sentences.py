@@ -281,7 +281,7 @@ def samples(a: Anatomy) -> str:
     if s.ratio == "none":
         is_needless = (a.is_nothing and not a.constant) or (a.is_exact and a.own.is_zero and not a.credits)
         needless = "and it needs none" if a.is_nothing else "and a sum over the vocabulary needs none for its own token"
-        return "no ratio, " + (needless if is_needless else "samples are taken as drawn from π")
+        return f"no ratio{f', {needless}' if is_needless else ': samples are taken as drawn from π'}"
     if s.ratio == "other":
         return "it depends on π/μ in another way than by a token, prefix, sequence or mean ratio"
     text = OF[s.ratio] + (f", {_bounded(s.bound)}" if s.bound is not None else "")

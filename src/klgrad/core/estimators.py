@@ -12,7 +12,7 @@ References:
 """
 
 from collections.abc import Callable
-from functools import update_wrapper
+from functools import partial, update_wrapper
 
 import torch
 from torch import Tensor
@@ -69,10 +69,6 @@ class Estimator:
         return self.__name__
 
 
-def _with_slope(slope: Function) -> Callable[[Function], Estimator]:
-    return lambda value: Estimator(value, slope)
-
-
 def _at_least_float32(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
@@ -95,18 +91,19 @@ def exp_capped(x: Tensor) -> Tensor:
     return x.clamp(max=MAX_EXPONENT).exp()
 
 
+def _expm1_capped(x: Tensor) -> Tensor:
+    """exp(min(x, `MAX_EXPONENT`)) - 1, without cancellation near 0."""
+    return torch.expm1(x.clamp(max=MAX_EXPONENT))
+
+
 def _expm1_minus_x(x: Tensor) -> Tensor:
     """exp(x) - 1 - x >= 0, without cancellation near 0 and without overflow."""
     small = x.clamp(-SERIES_BELOW, SERIES_BELOW)
     series = small * small * (1 / 2 + small * (1 / 6 + small * (1 / 24 + small * (1 / 120 + small / 720))))
-    return torch.where(x.abs() < SERIES_BELOW, series, torch.expm1(x.clamp(max=MAX_EXPONENT)) - x)
+    return torch.where(x.abs() < SERIES_BELOW, series, _expm1_capped(x) - x)
 
 
-def _k3_slope(log_ratio: Tensor) -> Tensor:
-    return -torch.expm1((-log_ratio).clamp(max=MAX_EXPONENT))
-
-
-@_with_slope(torch.ones_like)
+@partial(Estimator, slope=torch.ones_like)
 def k1(log_ratio: Tensor) -> Tensor:
     r"""The log-ratio itself, "vanilla".
 
@@ -122,14 +119,11 @@ def k1(log_ratio: Tensor) -> Tensor:
         >>> from klgrad import estimators
         >>> estimators.k1(torch.tensor([-1.0, 2.0]))
         tensor([-1.,  2.])
-
-    References:
-        Schulman, Approximating KL divergence, 2020, http://joschu.net/blog/kl-approx.html.
     """
     return log_ratio
 
 
-@_with_slope(lambda log_ratio: log_ratio)
+@partial(Estimator, slope=lambda log_ratio: log_ratio)
 def k2(log_ratio: Tensor) -> Tensor:
     r"""Half the squared log-ratio, "squared".
 
@@ -145,14 +139,11 @@ def k2(log_ratio: Tensor) -> Tensor:
         >>> from klgrad import estimators
         >>> estimators.k2(torch.tensor([-1.0, 2.0])), estimators.k2.slope(torch.tensor([-1.0, 2.0]))
         (tensor([0.5000, 2.0000]), tensor([-1.,  2.]))
-
-    References:
-        Schulman, Approximating KL divergence, 2020, http://joschu.net/blog/kl-approx.html.
     """
     return log_ratio * log_ratio / 2
 
 
-@_with_slope(_k3_slope)
+@partial(Estimator, slope=lambda log_ratio: -_expm1_capped(-log_ratio))
 def k3(log_ratio: Tensor) -> Tensor:
     r"""The "variance reduced" estimate exp(-l) - 1 + l, also "low_var_kl".
 
@@ -168,9 +159,6 @@ def k3(log_ratio: Tensor) -> Tensor:
         >>> from klgrad import estimators
         >>> estimators.k3(torch.tensor([-1.0, 2.0])), estimators.k3.slope(torch.tensor([-1.0, 2.0]))
         (tensor([0.7183, 1.1353]), tensor([-1.7183,  0.8647]))
-
-    References:
-        Schulman, Approximating KL divergence, 2020, http://joschu.net/blog/kl-approx.html.
     """
     return _expm1_minus_x(-log_ratio)
 
@@ -198,21 +186,18 @@ def k_lambda(lam: float) -> Estimator:
         k_lambda(0.5)
         >>> estimators.k_lambda(0.5)(torch.tensor([-1.0, 2.0]))
         tensor([-0.1409,  1.5677])
-
-    References:
-        Schulman, Approximating KL divergence, 2020, http://joschu.net/blog/kl-approx.html.
     """
 
-    @_with_slope(lambda log_ratio: 1 - lam * exp_capped(-log_ratio))
+    @partial(Estimator, slope=lambda log_ratio: 1 - lam * exp_capped(-log_ratio))
     def k(log_ratio: Tensor) -> Tensor:
-        return log_ratio + lam * torch.expm1((-log_ratio).clamp(max=MAX_EXPONENT))
+        return log_ratio + lam * _expm1_capped(-log_ratio)
 
     k.__name__ = f"k_lambda({lam:g})"
     k.__doc__ = k_lambda.__doc__
     return k
 
 
-@_with_slope(lambda log_ratio: log_ratio * exp_capped(-log_ratio))
+@partial(Estimator, slope=lambda log_ratio: log_ratio * exp_capped(-log_ratio))
 def forward_k3(log_ratio: Tensor) -> Tensor:
     r"""The value r log r - r + 1 with r = exp(-l) = ref/π: k3 of the other direction, on samples of π.
 
@@ -228,9 +213,6 @@ def forward_k3(log_ratio: Tensor) -> Tensor:
         >>> from klgrad import estimators
         >>> estimators.forward_k3(torch.tensor([-1.0, 2.0]))
         tensor([1.0000, 0.5940])
-
-    References:
-        Schulman, Approximating KL divergence, 2020, http://joschu.net/blog/kl-approx.html.
     """
     # r log r - r + 1 = r (exp(l) - 1 - l): positive factors, so no cancellation near l = 0.
     bounded = log_ratio.clamp(-MAX_EXPONENT, MAX_EXPONENT)

@@ -90,23 +90,13 @@ def is_between_completions(term: KLTerm) -> bool:
 
 def check(term: KLTerm) -> None:
     """Raise `MeaningError` for the first option that the table does not have: what would be, what is, and a remedy."""
-    for is_refused, expected, received, remedy in _refusals(term):
-        if is_refused:
-            raise MeaningError(expected, received, remedy)
-
-
-def _refusals(term: KLTerm) -> tuple[tuple[bool, str, str, str], ...]:
-    is_exact, is_token, future, between = (
-        term.estimator == "exact",
-        term.level == "token",
-        has_future(term),
-        is_between_completions(term),
-    )
+    is_exact, is_token = term.estimator == "exact", term.level == "token"
+    future, between = has_future(term), is_between_completions(term)
     estimator, discounted, ratio = repr(term.estimator), 0 < term.discount < 1, ratio_of(term)
     estimators = (*SAMPLED_ESTIMATORS.get(str(term.divergence), ("sampled",)), "exact")
     other = "forward" if term.estimator == "k3" else "reverse"
     ratios, reason = _ratios(term)
-    return (
+    refusals = (
         (
             is_exact and between,
             "a sampled estimator between completions (level='sequence'), whose ratio no sum over one token's "
@@ -159,6 +149,9 @@ def _refusals(term: KLTerm) -> tuple[tuple[bool, str, str, str], ...]:
             "write divergence='reverse' and estimator='k1', or baseline='none'",
         ),
     )
+    for is_refused, expected, received, remedy in refusals:
+        if is_refused:
+            raise MeaningError(expected, received, remedy)
 
 
 def _ratios(term: KLTerm) -> tuple[tuple[Ratio, ...], str]:

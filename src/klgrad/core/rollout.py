@@ -4,7 +4,8 @@ import operator
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from functools import reduce
 from typing import cast
 
 import torch
@@ -18,9 +19,6 @@ logit minus log-sum-exp, and logits of size up to 64 are rounded at 64 x eps of 
 
 DIVERGENCES = ("token_reverse_kl", "token_forward_kl", "token_divergence")
 """The fields per token that are not log-probs."""
-
-REQUIRED, OPTIONAL = ("logp", "ref_logp"), ("behavior_logp", *DIVERGENCES)
-"""The fields per token; the second may be None."""
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 """The allowed dtypes of log-probs and KLs. Narrower ones (float8) do not support comparisons."""
@@ -92,17 +90,16 @@ class Rollout:
     token_divergence: Tensor | None = None
 
     def __post_init__(self) -> None:
-        named = {f.name: getattr(self, f.name) for f in fields(self)}
-        per_token = {name: x for name, x in named.items() if name in REQUIRED or (name in OPTIONAL and x is not None)}
+        optional = {name: getattr(self, name) for name in ("behavior_logp", *DIVERGENCES)}
+        per_token = {"logp": self.logp, "ref_logp": self.ref_logp}
+        per_token |= {name: x for name, x in optional.items() if x is not None}
         check_tensors({**per_token, "mask": self.mask})
         _check_shapes(self.logp, self.mask, per_token)
         if self.group is not None:
             object.__setattr__(self, "group", _as_index(self.group, len(self.logp)))
         mask = _as_bool(self.mask)
         _check_values({name: x.detach() for name, x in per_token.items()}, mask)
-        dtype = torch.float32
-        for x in per_token.values():
-            dtype = torch.promote_types(dtype, x.dtype)
+        dtype = reduce(torch.promote_types, (x.dtype for x in per_token.values()), torch.float32)
         zero = torch.zeros((), dtype=dtype, device=self.logp.device)
         for name, x in per_token.items():
             x = x if name in ("logp", *DIVERGENCES) else x.detach()

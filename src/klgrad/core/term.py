@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable
-from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import partial
 from typing import Any, NamedTuple, cast
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from ..errors import MeaningError
 from ..targets import Descends
 from . import families
-from .divergences import Divergence, by_name, named, short_number
+from .divergences import Divergence, named, short_number
 from .estimators import MAX_EXPONENT
 from .families import VALUES, Baseline, Formula, Level, TermEstimator
 from .importance import ImportanceWeighting, Weights, effective_sample_size
@@ -158,7 +158,7 @@ class KLTerm:
         """Hold a divergence that has a name by its name, which can be pickled and compared."""
         divergence = self.generator
         try:
-            is_named = by_name(divergence.name) == divergence
+            is_named = named(divergence.name) == divergence
         except MeaningError:
             is_named = False
         short = {f"{name}-kl": name for name in families.KLS}.get(divergence.name, divergence.name)
@@ -196,7 +196,7 @@ class KLTerm:
     @property
     def generator(self) -> Divergence:
         """The divergence with its slope and its excess."""
-        return by_name(self.divergence) if isinstance(self.divergence, str) else named(self.divergence)
+        return named(self.divergence)
 
     @property
     def name(self) -> str:
@@ -330,20 +330,16 @@ def as_code(value: object) -> str:
     return value if isinstance(value, str) else _literal(value)
 
 
-def _literal(value: object) -> str:
+def _literal(value: Any) -> str:
     if not is_dataclass(value):
         return repr(value)
-    shown = _needed(value)
-    arguments = [f"{f.name}={_literal(getattr(value, f.name))}" for f in shown]
-    if shown and shown[0].default is MISSING and not shown[0].kw_only:
-        arguments[0] = _literal(getattr(value, shown[0].name))
-    return f"{type(value).__name__}({', '.join(arguments)})"
-
-
-def _needed(value: Any) -> list[Field[Any]]:
-    """The fields without which an equal object cannot be built."""
     # A term at the token level has a discount of 0, and its sampled estimator of the reverse KL is called k1.
     is_term = isinstance(value, KLTerm)
     implied = {"discount": is_term and value.level == "token", "estimator": is_term and value.estimator == "k1"}
-    changed = [f for f in fields(value) if f.default is MISSING or getattr(value, f.name) != f.default]
-    return [f for f in changed if not implied.get(f.name)]
+    arguments: list[str] = []
+    for f in fields(value):
+        given, is_required = getattr(value, f.name), f.default is MISSING
+        if is_required or (given != f.default and not implied.get(f.name)):
+            is_first = is_required and not f.kw_only and not arguments
+            arguments.append(_literal(given) if is_first else f"{f.name}={_literal(given)}")
+    return f"{type(value).__name__}({', '.join(arguments)})"

@@ -366,15 +366,13 @@ def token_statistics(
     if validate:
         check_outcome(torch.cat([tokens[:, None], others], 1), head.vocabulary, outputs, policy, references)
     back = lambda x: all_rows(x, index, live.shape)
-    paired = ref_hidden is not None
+    of_pair = [None if ref_hidden is None else back(x) for x in (ref_logp, reverse, forward)]
     return TokenStatistics(
         back(logp),
         back(entropy),
-        back(ref_logp) if paired else None,
-        back(reverse) if paired else None,
-        back(forward) if paired else None,
-        None if entries is None else back(entries_logp),
-        back(wanted_divergence[0]) if wanted_divergence else None,
+        *of_pair,
+        entries_logp=None if entries is None else back(entries_logp),
+        divergence=back(wanted_divergence[0]) if wanted_divergence else None,
     )
 
 
@@ -521,8 +519,8 @@ def from_logits(
     if validate:
         check_log_probs(logp, ref_logp, reverse, z, z_ref, index)
     back = lambda x: all_rows(x, index, targets.shape)
-    paired = [None if z_ref is None else back(x) for x in (ref_logp, reverse, forward)]
-    return TokenStatistics(back(logp), back(entropy), paired[0], paired[1], paired[2], None)
+    of_pair = [None if z_ref is None else back(x) for x in (ref_logp, reverse, forward)]
+    return TokenStatistics(back(logp), back(entropy), *of_pair, entries_logp=None)
 
 
 class _FromLogits(torch.autograd.Function):

@@ -43,19 +43,11 @@ REFUSED = {
 """Models whose logits are not a scaled and capped product of their last hidden states and one matrix."""
 
 
-class Numbers(NamedTuple):
+def numbers_of(model: Model) -> tuple[float, float | None, int | None]:
     """The factor and the soft-cap of the logits, and the number of entries without padding, if the config has it."""
-
-    scale: float
-    softcap: float | None
-    vocabulary: int | None
-
-
-def numbers_of(model: Model) -> Numbers:
-    """Read the numbers from the config of a transformers model."""
     config, kind = model.config, getattr(model.config, "model_type", None)
     if kind in NOT_APPLIED:
-        return Numbers(1.0, None, None)
+        return 1.0, None, None
     text = config.get_text_config()
     numbers = lambda names: [value for name in names if (value := getattr(text, name, None))]
     divisor, caps = math.prod(numbers(DIVIDED_BY)), numbers(SOFT_CAPS)
@@ -64,7 +56,7 @@ def numbers_of(model: Model) -> Numbers:
     scale = math.prod(numbers(MULTIPLIED_BY)) / divisor
     if text is not config and kind not in APPLIED_FROM_TEXT_CONFIG and (scale != 1 or caps):
         raise _refusal(model, f"`{kind}` around `{text.model_type}`, whose scale or cap of the logits it may not apply")
-    return Numbers(float(scale), caps[0] if caps else None, getattr(text, "unpadded_vocab_size", None))
+    return float(scale), caps[0] if caps else None, getattr(text, "unpadded_vocab_size", None)
 
 
 def output_layer(model: Model) -> Any:
@@ -209,11 +201,12 @@ class Head:
         A model family that transforms its logits in another way is refused (`kernels/head.py`). For a family that this
         package does not know, soft-cap and scale are read from the config: verify the result with `check_head`.
         """
-        layer, numbers = output_layer(model), numbers_of(model)
+        layer = output_layer(model)
+        scale, softcap, vocabulary = numbers_of(model)
         weight, bias = layer.weight, getattr(layer, "bias", None)
-        if numbers.vocabulary is not None and numbers.vocabulary < len(weight):
-            weight, bias = weight[: numbers.vocabulary], None if bias is None else bias[: numbers.vocabulary]
-        return cls(weight, bias, temperature=temperature, softcap=numbers.softcap, scale=numbers.scale)
+        if vocabulary is not None and vocabulary < len(weight):
+            weight, bias = weight[:vocabulary], None if bias is None else bias[:vocabulary]
+        return cls(weight, bias, temperature=temperature, softcap=softcap, scale=scale)
 
 
 LEAST_DIFFERENCE = 1e-3

@@ -13,7 +13,6 @@ from torch import Tensor
 from ..core.divergences import Divergence, Kind
 from ..core.estimators import MAX_EXPONENT
 from . import state
-from .head import Transform
 from .tiles_torch import LARGEST_EXPONENT
 from .tiling import LARGEST_KEPT, MARKED, CachedLogits, Tile
 
@@ -37,9 +36,7 @@ def slices(width: int) -> int:
 
 def statistics(tile: Tile, states: Tensor, first: int, picked: Tensor, kept: CachedLogits | None) -> None:
     """Write the tile's states from `states[:, first]` on, its targets' logits into `picked`, its logits into `kept`."""
-    paired = tile.ref_raw is not None
-    raw = _present(tile.raw, states)
-    ref_raw = _present(tile.ref_raw, states)
+    raw, ref_raw = _present(tile.raw, states), _present(tile.ref_raw, states)
     _launch(
         _statistics_kernel,
         tile,
@@ -54,11 +51,9 @@ def statistics(tile: Tile, states: Tensor, first: int, picked: Tensor, kept: Cac
         states if kept is None else kept.a_or_minus_b,
         states if kept is None or kept.delta is None else kept.delta,
         *(raw.stride(0), ref_raw.stride(0), *states.stride()[:2], 0 if kept is None else kept.a_or_minus_b.stride(0)),
-        *(picked.stride(0), tile.start, tile.width, first),
-        *_numbers(tile.transform),
-        *_numbers(tile.ref_transform),
+        *(picked.stride(0), *_numbers(tile, first)),
         **_constants(tile),
-        PAIRED=paired,
+        PAIRED=tile.ref_raw is not None,
         KEEP=kept is not None,
         TINY=0.0 if kept is None else kept.tiny,
         PLACES=tile.places is not None,
@@ -81,9 +76,7 @@ def divergence(tile: Tile, rows: Tensor, sums: Tensor, first: int) -> None:
         rows,
         sums,
         *(raw.stride(0), ref_raw.stride(0), rows.stride(0), *sums.stride()[:2]),
-        *(tile.start, tile.width, first),
-        *_numbers(tile.transform),
-        *_numbers(tile.ref_transform),
+        *_numbers(tile, first),
         **_constants(tile),
         PARTS=_parts(tile.divergence),
     )
@@ -117,9 +110,7 @@ def gradient(tile: Tile, rows: Tensor, states: Tensor, first: int, kept: CachedL
         states,
         out,
         *(source.stride(0), ref_source.stride(0), extra.stride(0), rows.stride(0), *states.stride()[:2], out.stride(0)),
-        *(tile.start, tile.width, first),
-        *_numbers(tile.transform),
-        *_numbers(tile.ref_transform),
+        *_numbers(tile, first),
         **_constants(tile),
         PAIRED=paired,
         EXTRA=tile.extra is not None,
@@ -165,8 +156,10 @@ KINDS: dict[Kind, int] = {"alpha": 0, "jensen-shannon": 1, "total-variation": 2,
 """Kinds by number: Triton 3.6 takes a string among a kernel's constants for a tensor."""
 
 
-def _numbers(transform: Transform) -> tuple[float, float, float]:
-    return transform.scale, transform.softcap or 1.0, 1 / transform.temperature
+def _numbers(tile: Tile, first: int) -> tuple[float, ...]:
+    """The place of a tile, the number of its first slice, and both transforms, as each of the kernels takes them."""
+    transforms = [(x.scale, x.softcap or 1.0, 1 / x.temperature) for x in (tile.transform, tile.ref_transform)]
+    return (tile.start, tile.width, first, *transforms[0], *transforms[1])
 
 
 @triton.jit

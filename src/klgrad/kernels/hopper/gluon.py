@@ -1,5 +1,6 @@
 """The kernels for Hopper, in Gluon: a ring of tiles, their formulas, sums and gradients, and how they are started."""
 
+from contextlib import nullcontext
 from functools import cache
 
 import torch
@@ -598,7 +599,7 @@ def _merge_kernel(
     tl.store(to + 8 * step, forward_sum, mask=inside)
 
 
-def merge_states(states: Tensor, slice_stats: Tensor | None) -> Tensor:
+def merge(states: Tensor, slice_stats: Tensor | None) -> Tensor:
     """Merge (9, parts, N) states, in which no entry is banned, into at most GROUPS, (FIELDS, groups, N).
 
     The states' maxima and means of d are written into `slice_stats`, (3, N, parts), unless it is None.
@@ -609,8 +610,9 @@ def merge_states(states: Tensor, slice_stats: Tensor | None) -> Tensor:
     out = states.new_zeros(FIELDS, groups, tokens)
     grid = (triton.cdiv(tokens, TOKENS), groups)
     to = states if slice_stats is None else slice_stats  # a kernel needs a valid pointer even if it writes nothing
-    sizes = (parts, per_group, tokens, *to.stride()[:2])
-    _merge_kernel[grid](states, out, to, *sizes, slice_stats is not None, PARTS, TOKENS, LOWEST, NEAR[torch.float32])
+    given = (states, out, to, parts, per_group, tokens, *to.stride()[:2], slice_stats is not None)
+    with torch.cuda.device(states.device) if states.is_cuda else nullcontext():
+        _merge_kernel[grid](*given, PARTS, TOKENS, LOWEST, NEAR[torch.float32])
     return out
 
 
@@ -656,12 +658,6 @@ def gradient(models: HopperOperands, numbers: Tensor, out: Tensor) -> None:
         *(*_sizes(models), *models.factors),
         *(GRADIENT_STAGES, PART, CONSUMER, PRODUCER),
     )
-
-
-def merge(states: Tensor, slice_stats: Tensor | None) -> Tensor:
-    """Merge (9, tiles, N) states into a few, (FIELDS, groups, N), and write `slice_stats`, (3, N, tiles)."""
-    with torch.cuda.device(states.device):
-        return merge_states(states, slice_stats)
 
 
 def _start(kernel: triton.JITFunction, models: HopperOperands, *arguments: object) -> None:
