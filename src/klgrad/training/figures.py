@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 # Figures of one or several runs: reward, KL, reward against KL, lengths.
 
 COLOURS = (drawing.BLUE, drawing.ORANGE, drawing.GREEN, drawing.PURPLE, drawing.SKY, drawing.VERMILION, drawing.BLACK)
+PANELS = ("reward", "kl", "frontier", "length")
 Value = Callable[[Json], float | None]
 
 
@@ -55,7 +56,7 @@ def render_figure(runs: list[RunHistory], *kinds: str) -> list[bytes]:
         raise MissingExtraError("matplotlib, to draw", "no such package", "pip install 'klgrad[plot]'") from None
     with matplotlib.rc_context(look(9)):
         figure = Figure(figsize=(10, 7.4), layout="constrained")
-        axes = dict[str, Axes](zip(("reward", "kl", "frontier", "length"), figure.subplots(2, 2).flat, strict=True))
+        axes: dict[str, Axes] = dict(zip(PANELS, figure.subplots(2, 2).flat, strict=True))
         colours: list[str] = list(COLOURS[: len(runs)])
         if len(runs) > len(COLOURS):
             shades = (matplotlib.colormaps["turbo"](i / len(runs)) for i in range(len(runs)))
