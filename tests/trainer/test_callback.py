@@ -30,7 +30,8 @@ K3 = "kl/reverse/k3/per_token"
 
 
 def run(output, *callbacks, kind=(GRPOTrainer, GRPOConfig), prepare=lambda _: None, **settings):
-    made = tiny.trainer(*kind, output, **settings)
+    make, configure = kind
+    made = tiny.trainer(make, configure, output, **settings)
     prepare(made)
     for callback in callbacks:
         made.add_callback(callback)
