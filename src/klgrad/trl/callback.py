@@ -321,8 +321,8 @@ class KLCallback(TrainerCallback):
         self, loss: Callable[..., Tensor], model: Model, batch: Batch, *args: object, **kwargs: object
     ) -> Tensor:
         # Each process must have a token to train on. All look, or none: the loss exchanges metrics.
-        is_due = not self._is_checked and self._trainer.model.training
-        if is_due and self._of_all(bool(compat.sampled_tokens(batch).any()))[0]:
+        is_next = not self._is_checked and self._trainer.model.training
+        if is_next and self._of_all(bool(compat.sampled_tokens(batch).any()))[0]:
             self._is_checked = True
             self._check_beta(lambda batch: loss(model, batch, *args, **kwargs), model, batch)
         return loss(model, batch, *args, **kwargs)

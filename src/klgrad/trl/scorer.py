@@ -414,8 +414,8 @@ class Scorer:
             asked, rows = completions, None
             weight = self._args.teacher_weights[i] if self._args.teacher_weights else 1 / (1 + len(self._others))
             if "teacher" in batch:
-                is_its = batch["teacher"] == i
-                weight, rows = is_its.float()[:, None], is_its.nonzero()[:, 0]
+                named = batch["teacher"] == i
+                weight, rows = named.float()[:, None], named.nonzero()[:, 0]
                 rows = rows if len(rows) else rows.new_zeros(1)  # every process calls every model
                 asked = completions.of_rows(rows)
             question = StatisticsRequest(completions.keep, self._trainer.temperature)
