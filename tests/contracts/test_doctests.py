@@ -35,7 +35,6 @@ def test_the_examples_run(name):
     assert done.attempted > 0
 
 
-
 def public():
     """Public functions and classes by name, with those of the public modules."""
     names = {name: getattr(klgrad, name) for name in klgrad.__all__ if name not in UNDOCUMENTED}

@@ -146,6 +146,10 @@ class Evaluator:
         """The rewards of all processes' completions; none without reward functions."""
         if not self.rewards:
             return []
+        values = torch.tensor(self._rewards(trainer, rows, completions), device=trainer.accelerator.device)
+        return gather_rows(trainer.accelerator, {"reward": values})[0]["reward"].tolist()
+
+    def _rewards(self, trainer: KLTrainer, rows: list[Json], completions: list[list[int]]) -> list[float]:
         texts = decode(trainer, completions)
         chats = [
             t if isinstance(row["prompt"], str) else [{"role": "assistant", "content": t}]
@@ -154,10 +158,9 @@ class Evaluator:
         named = arguments(rows, chats, completions, trainer.state)
         total = [0.0] * len(rows)
         for reward, weight in zip(self.rewards, self.weights, strict=True):
-            given = values_of(reward, named)
-            total = [a + weight * (0.0 if b is None else b) for a, b in zip(total, given, strict=True)]
-        values = torch.tensor(total, device=trainer.accelerator.device)
-        return gather_rows(trainer.accelerator, {"reward": values})[0]["reward"].tolist()
+            values = values_of(reward, named)
+            total = [a + weight * (0.0 if b is None else b) for a, b in zip(total, values, strict=True)]
+        return total
 
 
 Kept = dict[tuple[str, str, bool], list[list[list[int]]]]
