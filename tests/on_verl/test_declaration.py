@@ -5,14 +5,29 @@ from on_verl.configuration import HAS_VERL, composed, small
 
 from klgrad import Clip, ImportanceWeighting, KLTerm, Truncate
 from klgrad.errors import KlgradError, MeaningError, UnknownNameError
-from klgrad.verl.declaration import VerlObjective, notes, read_declaration, term_of
+from klgrad.integrations import AdaptiveCoefficient
+from klgrad.verl.declaration import (
+    VerlObjective,
+    load_beta,
+    notes,
+    read_declaration,
+    save_beta,
+    step_folder,
+    term_of,
+)  # fmt: skip
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-ADVANTAGE = {"placement": "advantage"}
-PREFIX = {"ratio": "prefix"}
+ADVANTAGE, LOO, PREFIX = {"placement": "advantage"}, {"baseline": "leave_one_out"}, {"ratio": "prefix"}
 TOP_K = {"reference": "teacher", "estimator": "exact", "level": "token"}
-RETURNS_TOP_K = {"distillation__enabled": True, "distillation__distillation_loss__loss_mode": "forward_kl_topk"}
+ACTOR, ROLLOUT = "actor_rollout_ref__actor__", "actor_rollout_ref__rollout__"
+CORRECTION, DISTILLATION = "algorithm__rollout_correction__", "distillation__distillation_loss__"
+DISTILLS = {"distillation__enabled": True}
+RETURNS_TOP_K = {**DISTILLS, f"{DISTILLATION}loss_mode": "forward_kl_topk"}
+
+
+def teacher(**node):
+    return {"klgrad": {"reference": "teacher", **node}, **DISTILLS}
 
 
 def test_the_defaults_are_a_term():
@@ -25,82 +40,41 @@ def test_the_defaults_are_a_term():
 
 
 def test_every_field_of_a_term_can_be_declared():
-    node = {
-        "divergence": "reverse",
-        "level": "sequence",
-        "estimator": "k1_k3",
-        "discount": 0.5,
-        "baseline": "leave_one_out",
-        "influence_bound": 3.0,
-        "ratio": "prefix",
-        "ratio_bound": "clip:0.5:2",
-        "placement": "advantage",
-    }
-    weighting = ImportanceWeighting("prefix", Clip(0.5, 2.0))
-    assert read_declaration(small(klgrad=node)).term == KLTerm(
-        estimator="k1_k3", discount=0.5, baseline="leave_one_out", influence_bound=3.0, weighting=weighting
-    )
-
-
-def test_the_default_bound_is_that_of_the_trainer_on_trl():
-    assert read_declaration(small(klgrad=PREFIX)).term.weighting == ImportanceWeighting("prefix", Truncate(2.0))
+    """Those of the weighting too, whose default bound is that of the trainer on TRL."""
+    described = {"divergence": "reverse", "level": "sequence", "estimator": "k1_k3", "discount": 0.5, **LOO}
+    described["influence_bound"] = 3.0
+    for bounded, bound in (({"ratio_bound": "clip:0.5:2"}, Clip(0.5, 2.0)), ({}, Truncate(2.0))):
+        declaration = read_declaration(small(klgrad={**described, **PREFIX, **bounded, **ADVANTAGE}))
+        assert declaration.term == KLTerm(**described, weighting=ImportanceWeighting("prefix", bound))
 
 
 REFUSED = {
-    "verl's loss": (
-        {"actor_rollout_ref__actor__use_kl_loss": True},
-        "`klgrad` and actor_rollout_ref.actor.use_kl_loss=True",
-    ),
+    "verl's loss": ({f"{ACTOR}use_kl_loss": True}, "`klgrad` and actor_rollout_ref.actor.use_kl_loss=True"),
     "verl's reward": ({"algorithm__use_kl_in_reward": True}, "`klgrad` and algorithm.use_kl_in_reward=True"),
-    "distillation": ({"distillation__enabled": True}, "distillation.enabled=True"),
+    "distillation": (DISTILLS, "distillation.enabled=True"),
     "teacher without distillation": ({"klgrad": {"reference": "teacher"}}, "distillation.enabled=False"),
-    "teacher in the advantage": (
-        {"klgrad": {"reference": "teacher", **ADVANTAGE}, "distillation__enabled": True},
-        "only workers have the teacher's log-probs",
-    ),
-    "teacher and target": (
-        {"klgrad": {"reference": "teacher", "target": 1.0}, "distillation__enabled": True},
-        "received placement=loss, target=1.0",
-    ),
-    "top-k teacher": (
-        {
-            "klgrad": {"reference": "teacher"},
-            "distillation__enabled": True,
-            "distillation__distillation_loss__loss_mode": "forward_kl_topk",
-        },
-        "loss_mode=forward_kl_topk",
-    ),
+    "teacher in the advantage": (teacher(**ADVANTAGE), "only workers have the teacher's log-probs"),
+    "teacher and target": (teacher(target=1.0), "received placement=loss, target=1.0"),
+    "top-k teacher": ({**teacher(), **RETURNS_TOP_K}, "loss_mode=forward_kl_topk"),
     "exact": ({"klgrad": {"estimator": "exact"}}, "received estimator=exact; remedy: write estimator=k1"),
-    "exact with sampled log-probs": (
-        {"klgrad": TOP_K, "distillation__enabled": True},
-        "loss_mode=forward_kl_topk; received k3",
-    ),
+    "exact with sampled log-probs": (teacher(**TOP_K), "loss_mode=forward_kl_topk; received k3"),
     "exact between completions": (
-        {"klgrad": {**TOP_K, "level": "sequence"}, **RETURNS_TOP_K},
+        {**teacher(**{**TOP_K, "level": "sequence"}), **RETURNS_TOP_K},
         "received level=sequence, ratio=none",
     ),
-    "exact with a ratio": (
-        {"klgrad": {**TOP_K, "ratio": "prefix"}, **RETURNS_TOP_K},
-        "received level=token, ratio=prefix",
-    ),
+    "exact with a ratio": ({**teacher(**TOP_K, **PREFIX), **RETURNS_TOP_K}, "received level=token, ratio=prefix"),
     "exact on Megatron": (
-        {"klgrad": TOP_K, **RETURNS_TOP_K, "actor_rollout_ref__actor__strategy": "megatron"},
+        {**teacher(**TOP_K), **RETURNS_TOP_K, f"{ACTOR}strategy": "megatron"},
         "FSDP without sequence parallelism with estimator=exact",
     ),
-    "baseline in the loss": ({"klgrad": {"baseline": "leave_one_out"}}, "remedy: write placement=advantage"),
-    "rejection": ({"algorithm__rollout_correction__rollout_rs": "token_k1"}, "rollout_rs=token_k1"),
-    "no engine log-probs": (
-        {"klgrad": PREFIX, "actor_rollout_ref__rollout__calculate_log_probs": False},
-        "calculate_log_probs=False",
-    ),
-    "other loss mode": (
-        {"klgrad": ADVANTAGE, "actor_rollout_ref__actor__policy_loss": {"loss_mode": "gspo"}},
-        "received gspo",
-    ),
+    "baseline in the loss": ({"klgrad": LOO}, "remedy: write placement=advantage"),
+    "rejection": ({f"{CORRECTION}rollout_rs": "token_k1"}, "rollout_rs=token_k1"),
+    "no engine log-probs": ({"klgrad": PREFIX, f"{ROLLOUT}calculate_log_probs": False}, "calculate_log_probs=False"),
+    "other loss mode": ({"klgrad": ADVANTAGE, f"{ACTOR}policy_loss": {"loss_mode": "gspo"}}, "received gspo"),
     "sum in the advantage": ({"klgrad": {"reduction": "sequence", **ADVANTAGE}}, "reduction=policy"),
     "old as the sampler of old": ({"klgrad": {"sampler": "old", **PREFIX, **ADVANTAGE}}, "whose ratio to itself is 1"),
-    "bypass": ({"klgrad": ADVANTAGE, "algorithm__rollout_correction__bypass_mode": True}, "bypass_mode=True"),
-    "weighted twice": ({"klgrad": ADVANTAGE, "algorithm__rollout_correction__rollout_is": "token"}, "rollout_is=token"),
+    "bypass": ({"klgrad": ADVANTAGE, f"{CORRECTION}bypass_mode": True}, "bypass_mode=True"),
+    "weighted twice": ({"klgrad": ADVANTAGE, f"{CORRECTION}rollout_is": "token"}, "rollout_is=token"),
     "nothing declared": ({"klgrad": None}, "add +klgrad.coef=0.05"),
     "negative": ({"klgrad": {"coef": -1}}, "`klgrad.coef` >= 0; received -1"),
     "no number": ({"klgrad": {"coef": "much"}}, "`klgrad.coef` >= 0; received 'much'"),
@@ -127,42 +101,35 @@ def test_a_misspelt_setting_is_an_error_with_the_near_one():
 def test_a_kl_in_the_loss_allows_what_the_advantage_does_not():
     """Each of these is refused above with placement=advantage."""
     for changed in (
-        {"actor_rollout_ref__actor__policy_loss": {"loss_mode": "gspo"}},
-        {"algorithm__rollout_correction__bypass_mode": True},
-        {"algorithm__rollout_correction__rollout_is": "token"},
+        {f"{ACTOR}policy_loss": {"loss_mode": "gspo"}},
+        {f"{CORRECTION}bypass_mode": True},
+        {f"{CORRECTION}rollout_is": "token"},
         {"klgrad": {"reduction": "sequence"}},
         {"klgrad": {"sampler": "old", **PREFIX}},
     ):
         read_declaration(small(**changed))
 
 
+NO_REWARDS = {f"{DISTILLATION}use_task_rewards": False}
+
+
 def test_distillation_without_rewards_drops_the_policy_loss():
-    teacher = {"klgrad": {"reference": "teacher"}, "distillation__enabled": True}
-    assert read_declaration(small(**teacher)).task_rewards
-    assert not read_declaration(small(**teacher, distillation__distillation_loss__use_task_rewards=False)).task_rewards
+    assert read_declaration(small(**teacher())).task_rewards
+    assert not read_declaration(small(**teacher(), **NO_REWARDS)).task_rewards
 
 
+ASYNC = {"trainer__v1": {"trainer_mode": "colocate_async"}}
 NOTED = {
-    "epochs": ({"actor_rollout_ref__actor__ppo_epochs": 2}, "2 updates on each batch trains on completions"),
+    "epochs": ({f"{ACTOR}ppo_epochs": 2}, "2 updates on each batch trains on completions"),
     "mini-batches": ({"data__train_batch_size": 32}, "4 updates on each batch"),
-    "async": ({"trainer__v1": {"trainer_mode": "colocate_async"}}, "trainer_mode=colocate_async"),
-    "async in the advantage": (
-        {"trainer__v1": {"trainer_mode": "colocate_async"}, "klgrad": ADVANTAGE},
-        "clipped surrogate",
-    ),
-    "mean of each": ({"actor_rollout_ref__actor__loss_agg_mode": "seq-mean-token-mean"}, "that of no divergence"),
-    "nucleus": ({"actor_rollout_ref__rollout__top_p": 0.9}, "rollout.top_p=0.9"),
+    "async": (ASYNC, "trainer_mode=colocate_async"),
+    "async in the advantage": ({**ASYNC, "klgrad": ADVANTAGE}, "clipped surrogate"),
+    "mean of each": ({f"{ACTOR}loss_agg_mode": "seq-mean-token-mean"}, "that of no divergence"),
+    "nucleus": ({f"{ROLLOUT}top_p": 0.9}, "rollout.top_p=0.9"),
     "filtered": ({"algorithm__filter_groups__enable": True}, "filter_groups.enable=True"),
-    "bypass": ({"algorithm__rollout_correction__bypass_mode": True}, "that of the engine's policy"),
-    "temperature of the teacher": (
-        {
-            "klgrad": {"reference": "teacher"},
-            "distillation__enabled": True,
-            "actor_rollout_ref__rollout__temperature": 0.7,
-        },
-        "rollout.temperature=0.7",
-    ),
-    "entropy": ({"actor_rollout_ref__actor__entropy_coeff": 0.1}, "entropy_coeff=0.1"),
+    "bypass": ({f"{CORRECTION}bypass_mode": True}, "that of the engine's policy"),
+    "temperature of the teacher": ({**teacher(), f"{ROLLOUT}temperature": 0.7}, "rollout.temperature=0.7"),
+    "entropy": ({f"{ACTOR}entropy_coeff": 0.1}, "entropy_coeff=0.1"),
 }
 
 
@@ -175,17 +142,13 @@ def test_what_changes_the_meaning_is_said(case):
 
 
 def test_nothing_is_said_of_settings_that_keep_the_meaning():
-    assert notes(small(), read_declaration(small())) == []
-    for config in (
-        small(klgrad=PREFIX, actor_rollout_ref__actor__ppo_epochs=2),
-        small(actor_rollout_ref__rollout__temperature=0.7),  # of policy and reference alike
-        small(
-            klgrad={"reference": "teacher"},
-            distillation__enabled=True,
-            distillation__distillation_loss__use_task_rewards=False,
-            actor_rollout_ref__actor__entropy_coeff=0.1,  # belongs to the policy loss, which is dropped
-        ),
+    for changed in (
+        {},
+        {"klgrad": PREFIX, f"{ACTOR}ppo_epochs": 2},
+        {f"{ROLLOUT}temperature": 0.7},  # of policy and reference alike
+        {**teacher(), **NO_REWARDS, f"{ACTOR}entropy_coeff": 0.1},  # of the policy loss, which is dropped
     ):
+        config = small(**changed)
         assert notes(config, read_declaration(config)) == []
 
 
@@ -208,18 +171,13 @@ def test_the_small_configuration_of_these_tests_has_verls_names_and_defaults():
             else:
                 defaults.setdefault(f"{path}{name}", (value, theirs[name]))
 
-    defaults = {}
-    mine = small()
+    defaults, mine = {}, small()
     del mine["klgrad"]
     check(mine, composed(), "")
     differ = {name for name, (a, b) in defaults.items() if a != b}
     # Another number of completions, and klgrad's own trainer.
-    assert differ == {
-        "actor_rollout_ref.rollout.n",
-        "actor_rollout_ref.actor.ppo_mini_batch_size",
-        "data.train_batch_size",
-        "trainer.v1.trainer_mode",
-    }
+    own = {"data.train_batch_size", "trainer.v1.trainer_mode"}
+    assert differ == {"actor_rollout_ref.rollout.n", "actor_rollout_ref.actor.ppo_mini_batch_size", *own}
 
 
 def test_a_declaration_tells_what_it_is():
@@ -230,5 +188,18 @@ def test_a_declaration_tells_what_it_is():
 
 
 def test_the_teachers_top_k_are_declared():
-    declaration = read_declaration(small(klgrad={**TOP_K, "divergence": "jensen-shannon(0.1)"}, **RETURNS_TOP_K))
+    declaration = read_declaration(small(**{**teacher(**TOP_K, divergence="jensen-shannon(0.1)"), **RETURNS_TOP_K}))
     assert "over the teacher's top k, the rest as one entry" in str(declaration)
+
+
+def test_beta_is_kept_in_the_checkpoint(tmp_path):
+    config = {"trainer": {"resume_mode": "auto", "default_local_dir": str(tmp_path), "resume_from_path": None}}
+    folder = step_folder(config, 7)
+    assert folder == tmp_path / "global_step_7"
+    fresh = AdaptiveCoefficient(0.1, target=1.0, horizon=5)
+    assert not load_beta(fresh, folder)
+    save_beta(AdaptiveCoefficient(0.7, target=1.0, horizon=5), folder)
+    assert load_beta(fresh, folder)
+    assert fresh.value == 0.7
+    config["trainer"] |= {"resume_mode": "resume_path", "resume_from_path": "elsewhere/global_step_3"}
+    assert str(step_folder(config, 3)) == "elsewhere/global_step_3"

@@ -17,24 +17,14 @@ from klgrad.errors import RolloutError
 from klgrad.frameworks.verl import actor, declared
 from klgrad.verl import loss as verl_loss
 from klgrad.verl.declaration import term_of
-from klgrad.verl.loss import (
-    BETA,
-    KLLoss,
-    check_one_row_per_session,
-    kl_loss,
-    lowered_advantages,
-    rollout_of_micro_batch,
-    rollout_of_step,
-    step_kl,
-    step_metrics,
-)
+from klgrad.verl.loss import BETA, KLLoss, kl_loss, lowered_advantages, rollout_of_step, step_kl, step_metrics
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 needs_verl = pytest.mark.skipif(not HAS_VERL, reason="verl is not installed")
 
 
-def step(rows=6, width=5, *, engine=True, seed=0):
-    random = torch.Generator().manual_seed(seed)
+def step(rows=6, width=5, *, engine=True):
+    random = torch.Generator().manual_seed(0)
     logp = lambda: -torch.rand(rows, width, generator=random).double() - 0.1
     length = torch.randint(1, width + 1, (rows,), generator=random)
     batch = {"old_log_probs": logp(), "ref_log_prob": logp(), "rollout_log_probs": logp()}
@@ -50,14 +40,14 @@ def with_padding_row(batch, uid):
     return {name: torch.cat([batch[name], row[name]]) for name in batch}, [*uid, "pad0"]
 
 
-LOO = KLTerm(baseline="leave_one_out")
+LEAVE_ONE_OUT = KLTerm(baseline="leave_one_out")
 
 
 def test_the_coefficient_is_subtracted_times_beta():
     batch, uid = step()
     rollout, given = rollout_of_step(batch, uid), torch.randn(6, 5).double()
-    found = lowered_advantages(LOO, 0.3, rollout, given)
-    EXACT.check(found, given - 0.3 * LOO(rollout).coefficient)
+    found = lowered_advantages(LEAVE_ONE_OUT, 0.3, rollout, given)
+    EXACT.check(found, given - 0.3 * LEAVE_ONE_OUT(rollout).coefficient)
     assert float((found - given).abs().max()) > 0.01
 
 
@@ -65,8 +55,8 @@ def test_padding_rows_change_nothing_and_are_not_changed():
     batch, uid = step()
     padded, padded_uid = with_padding_row(batch, uid)
     given = torch.zeros(7, 5).double()
-    found = lowered_advantages(LOO, 1.0, rollout_of_step(padded, padded_uid), given)
-    EXACT.check(found[:6], lowered_advantages(LOO, 1.0, rollout_of_step(batch, uid), given[:6]))
+    found = lowered_advantages(LEAVE_ONE_OUT, 1.0, rollout_of_step(padded, padded_uid), given)
+    EXACT.check(found[:6], lowered_advantages(LEAVE_ONE_OUT, 1.0, rollout_of_step(batch, uid), given[:6]))
     assert not found[6].any()
     declaration = term_of({"ratio": "prefix"})
     plain, more = (step_metrics(declaration, 0.1, rollout_of_step(*x)) for x in ((batch, uid), (padded, padded_uid)))
@@ -77,15 +67,15 @@ def test_a_batch_of_padding_alone_is_left_as_it_is():
     batch, uid = step(rows=2)
     batch["response_mask"] = torch.zeros_like(batch["response_mask"])
     rollout, given = rollout_of_step(batch, uid), torch.ones(2, 5).double()
-    assert torch.equal(lowered_advantages(LOO, 1.0, rollout, given), given)
+    assert torch.equal(lowered_advantages(LEAVE_ONE_OUT, 1.0, rollout, given), given)
     assert step_metrics(term_of({}), 0.1, rollout) == {"kl/coef": 0.1}
     assert step_kl(term_of({}), rollout) is None
 
 
 def test_several_rows_of_a_session_are_refused():
-    check_one_row_per_session(["a_0_0", "a_1_0", "b_0_0"])
+    verl_loss.check_one_row_per_session(["a_0_0", "a_1_0", "b_0_0"])
     with pytest.raises(RolloutError, match="several rows of session a_1"):
-        check_one_row_per_session(["a_0_0", "a_1_0", "a_1_1"])
+        verl_loss.check_one_row_per_session(["a_0_0", "a_1_0", "a_1_1"])
 
 
 def test_the_sampler_is_the_engine_or_the_old_policy():
@@ -93,7 +83,7 @@ def test_the_sampler_is_the_engine_or_the_old_policy():
     live = batch["response_mask"].bool()
     for sampler, key in (("rollout", "rollout_log_probs"), ("old", "old_log_probs")):
         declaration = term_of({"ratio": "prefix", "sampler": sampler})
-        found = rollout_of_micro_batch(declaration, batch["ref_log_prob"], batch["ref_log_prob"], batch)
+        found = verl_loss.rollout_of_micro_batch(declaration, batch["ref_log_prob"], batch["ref_log_prob"], batch)
         assert torch.equal(found.behavior_logp[live], batch[key][live])
 
 
@@ -106,10 +96,8 @@ def test_every_estimator_is_logged_with_its_error_and_the_mismatch():
     assert found["kl/clusters"] == 2
     assert 0 < found["ratio/share_bounded"] <= 1
     assert 0 < found["ratio/effective_sample_size"] <= 1
-    without, uid = step(engine=False)
-    assert not any(
-        name.startswith("kl/mismatch") for name in step_metrics(term_of({}), 0.2, rollout_of_step(without, uid))
-    )
+    without = step_metrics(term_of({}), 0.2, rollout_of_step(*step(engine=False)))
+    assert not any(name.startswith("kl/mismatch") for name in without)
 
 
 def test_the_ratios_of_a_step_are_those_of_the_declared_sampler():
@@ -137,10 +125,8 @@ def test_the_kl_of_an_adaptive_beta(unit):
     rollout = rollout_of_step(batch, uid)
     k3 = torch.where(rollout.mask, (-rollout.log_ratio).exp() - 1 + rollout.log_ratio, 0).sum()
     # The value of k1_k3 is that of k3: an unbiased estimate of the KL of each completion.
-    EXACT.check(
-        step_kl(term_of({"target": 1.0, "target_unit": unit}), rollout),
-        k3 / (rollout.mask.sum() if unit == "token" else 6),
-    )
+    found = step_kl(term_of({"target": 1.0, "target_unit": unit}), rollout)
+    EXACT.check(found, k3 / (rollout.mask.sum() if unit == "token" else 6))
 
 
 @needs_verl
@@ -174,11 +160,8 @@ def on_micro_batch(declaration, batch, rows, leaf, mode="token-mean"):
 def test_micro_batches_add_up_to_the_batch(mode, reduction):
     batch, _ = step(rows=6)
     declaration, leaf = term_of({"reduction": reduction}), batch["old_log_probs"].clone().requires_grad_()
-
-    def loss(rows):
-        return on_micro_batch(declaration, batch, rows, leaf, mode)[0]
-
-    whole, parts = loss(slice(0, 6)), torch.stack([loss(slice(i, i + 2)) for i in (0, 2, 4)]).sum()
+    loss = lambda start, end: on_micro_batch(declaration, batch, slice(start, end), leaf, mode)[0]
+    whole, parts = loss(0, 6), torch.stack([loss(i, i + 2) for i in (0, 2, 4)]).sum()
     SINGLE.check(whole.detach(), parts.detach())
     SINGLE.check_vector(*(torch.autograd.grad(x, leaf)[0] for x in (parts, whole)))
 
@@ -203,39 +186,24 @@ def test_a_micro_batch_of_padding_alone_has_the_metrics_of_the_others(node):
 # verl's own loss code with the declared KL: the mean gradient over all completions is that of the term, in float64.
 
 PROBLEM = autoregressive(2, 3, ends=True, seed=8, away_from_ref=1.0)
+UNBOUNDED, LOO = {"ratio": "prefix", "ratio_bound": "none"}, {"baseline": "leave_one_out"}
+TEACHER, ADVANTAGE = {"reference": "teacher", **UNBOUNDED}, {"placement": "advantage"}
+HALF, SAMPLED = {"discount": 0.5}, {"estimator": "sampled"}
 NODES = {
     "sequence": {},
-    "discount": {"discount": 0.5},
-    "sequence, prefix": {"ratio": "prefix", "ratio_bound": "none"},
+    "discount": HALF,
+    "sequence, prefix": UNBOUNDED,
     "sequence, truncated": {"ratio": "prefix", "ratio_bound": "truncate:1.1"},
     "token, masked": {"level": "token", "ratio": "token", "ratio_bound": "mask:0.5:2"},
     "influence": {"level": "token", "influence_bound": 0.3},
     "k1_k3": {"estimator": "k1_k3"},
     "forward sequence": {"divergence": "forward", "estimator": "k3", "ratio": "sequence", "ratio_bound": "none"},
-    "jensen-shannon, teacher": {
-        "reference": "teacher",
-        "divergence": "jensen-shannon(0.1)",
-        "level": "token",
-        "estimator": "sampled",
-        "ratio": "prefix",
-        "ratio_bound": "none",
-    },
-    "a mixture with a future": {
-        "divergence": "0.3 forward + 0.7 reverse",
-        "level": "future",
-        "estimator": "sampled",
-        "discount": 0.5,
-    },
-    "teacher": {"reference": "teacher", "discount": 0.5, "ratio": "prefix", "ratio_bound": "none"},
-    "advantage": {"placement": "advantage"},
-    "advantage, leave-one-out": {"placement": "advantage", "baseline": "leave_one_out"},
-    "advantage, all": {
-        "placement": "advantage",
-        "baseline": "leave_one_out",
-        "discount": 0.7,
-        "ratio": "prefix",
-        "ratio_bound": "clip:0.7:1.4",
-    },
+    "jensen-shannon, teacher": {**TEACHER, **SAMPLED, "divergence": "jensen-shannon(0.1)", "level": "token"},
+    "a mixture with a future": {"divergence": "0.3 forward + 0.7 reverse", "level": "future", **SAMPLED, **HALF},
+    "teacher": {**TEACHER, **HALF},
+    "advantage": ADVANTAGE,
+    "advantage, leave-one-out": {**ADVANTAGE, **LOO},
+    "advantage, all": {**ADVANTAGE, **LOO, "discount": 0.7, "ratio": "prefix", "ratio_bound": "clip:0.7:1.4"},
 }
 
 
@@ -251,9 +219,8 @@ def test_it_is_that_of_the_term(case, on_policy):
     problem = PROBLEM.on_policy() if on_policy else PROBLEM
     found = gradient_on_verl(declared(NODES[case]), problem, torch.zeros(len(problem.space)).double())
     term = term_of(NODES[case]).term
-    EXACT.check_vector(
-        found, mean_gradient_over_groups(PROBLEM, 2, lambda rollout: term(rollout).loss, on_policy=on_policy)
-    )
+    expected = mean_gradient_over_groups(PROBLEM, 2, lambda rollout: term(rollout).loss, on_policy=on_policy)
+    EXACT.check_vector(found, expected)
 
 
 @pytest.mark.slow

@@ -13,15 +13,10 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 needs_trainers = pytest.mark.skipif(not HAS_TRAINERS, reason="verl with TransferQueue is not installed")
 
 
-def fresh(code, **variables):
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=200,
-        env={**environment(**variables), "VERL_USE_EXTERNAL_MODULES": ""},
-    )
+def fresh(code):
+    words = [sys.executable, "-W", "ignore", "-c", code]
+    env = environment(VERL_USE_EXTERNAL_MODULES="")
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=200, env=env)
     return done.stdout + done.stderr
 
 

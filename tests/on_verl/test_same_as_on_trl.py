@@ -10,57 +10,43 @@ from pathlib import Path
 
 import pytest
 import torch
+from on_verl.configuration import HAS_VERL
 from tolerances import SINGLE
 
 from klgrad.audit.probes import from_problem
 from klgrad.enumeration import autoregressive
 
-HAS_VERL = find_spec("verl") is not None and find_spec("verl").origin is not None
 NUMBERS = Path(__file__).parent / "data" / "declared_on_trl.json"
 PROBLEM = autoregressive(3, 4, ends=True, seed=11, away_from_ref=1.0, off_policy=0.5)
 GROUP = 6
+TOKEN_MEAN = "token-mean"
+"""TRL's default `loss_type`, dapo, is a mean over the tokens of the batch, like this."""
 CASES = {
-    # settings under `klgrad`; of verl; of a `KLConfig`
-    "sequence": ({}, "token-mean", {}),
-    "sequence, summed": ({"reduction": "sequence"}, "token-mean", {"kl_reduction": "sequence"}),
-    "token": ({"level": "token"}, "token-mean", {"kl_level": "token"}),
-    "prefix ratio": (
-        {"ratio": "prefix", "ratio_bound": "truncate:2"},
-        "token-mean",
-        {"kl_ratio": "prefix", "kl_ratio_bound": "truncate:2", "kl_reduction": "policy"},
-    ),
+    "sequence": ({}, TOKEN_MEAN),
+    "sequence, summed": ({"reduction": "sequence"}, TOKEN_MEAN),
+    "token": ({"level": "token"}, TOKEN_MEAN),
+    "prefix ratio": ({"ratio": "prefix", "ratio_bound": "truncate:2"}, TOKEN_MEAN),
     "token ratio": (
         {"level": "token", "ratio": "token", "ratio_bound": "clip:0.7:1.5", "reduction": "sequence"},
-        "token-mean",
-        {"kl_level": "token", "kl_ratio": "token", "kl_ratio_bound": "clip:0.7:1.5", "kl_reduction": "sequence"},
+        TOKEN_MEAN,
     ),
-    "forward": (
-        {"divergence": "forward", "level": "token", "estimator": "k3"},
-        "token-mean",
-        {"kl_divergence": "forward", "kl_level": "token", "kl_estimator": "k3"},
-    ),
-    "discount, per completion": ({"discount": 0.5}, "seq-mean-token-mean", {"kl_discount": 0.5, "loss_type": "grpo"}),
-    "advantage": (
-        {"placement": "advantage", "baseline": "leave_one_out"},
-        "token-mean",
-        {"kl_placement": "advantage", "kl_baseline": "leave_one_out"},
-    ),
+    "forward": ({"divergence": "forward", "level": "token", "estimator": "k3"}, TOKEN_MEAN),
+    "discount, per completion": ({"discount": 0.5}, "seq-mean-token-mean"),
+    "advantage": ({"placement": "advantage", "baseline": "leave_one_out"}, TOKEN_MEAN),
 }
-"""`loss_type=dapo`, TRL's default, is a mean over the tokens of the batch, like verl's `token-mean`."""
+"""Settings under `klgrad`, which a `KLConfig` has with `kl_` before their names; and verl's reduction."""
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.slow]
 
 
-def batch(on_policy):
-    """A group of different completions of one prompt, on samples of π or of another policy."""
+def numbers(subject, on_policy):
+    """The loss, and its gradient towards the log-prob of each token.
+
+    The batch is a group of different completions of one prompt, samples of π or of another policy.
+    """
     rows = torch.arange(0, len(PROBLEM.space), len(PROBLEM.space) // GROUP)[:GROUP]
     problem = PROBLEM.on_policy() if on_policy else PROBLEM
-    return from_problem(problem, rows[None], torch.zeros(len(PROBLEM.space)).double())
-
-
-def numbers(subject, on_policy):
-    """The loss, and its gradient towards the log-prob of each token."""
-    given = batch(on_policy)
+    given = from_problem(problem, rows[None], torch.zeros(len(PROBLEM.space)).double())
     loss = subject(given)
     (gradient,) = torch.autograd.grad(loss, given.logp)
     return {"loss": float(loss.detach()), "gradient": gradient.double().tolist()}
@@ -69,16 +55,17 @@ def numbers(subject, on_policy):
 def on_trl(case):
     from klgrad.frameworks.trl import declared
 
-    _, _, settings = CASES[case]
-    weighted = "kl_ratio" in settings
-    return numbers(declared(**settings), on_policy=not weighted)
+    node, reduction = CASES[case]
+    loss_type = "dapo" if reduction == TOKEN_MEAN else "grpo"
+    settings = {f"kl_{name}": value for name, value in node.items()}
+    return numbers(declared(**settings, loss_type=loss_type), on_policy="ratio" not in node)
 
 
 def on_verl(case):
     from klgrad.frameworks.verl import declared
 
-    node, reduction, settings = CASES[case]
-    return numbers(declared(node, reduction), on_policy="kl_ratio" not in settings)
+    node, reduction = CASES[case]
+    return numbers(declared(node, reduction), on_policy="ratio" not in node)
 
 
 def check(found, case):

@@ -8,16 +8,16 @@ import tiny
 from on_verl.configuration import HAS_TRAINERS, composed
 
 from klgrad.errors import MeaningError
-from klgrad.integrations import AdaptiveCoefficient
-from klgrad.verl import declaration
 
-pytestmark = pytest.mark.filterwarnings("ignore")
-needs_trainers = pytest.mark.skipif(not HAS_TRAINERS, reason="verl with TransferQueue is not installed")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore"),
+    pytest.mark.slow,
+    pytest.mark.skipif(not HAS_TRAINERS, reason="verl with TransferQueue is not installed"),
+]
 
 SIZES = [
     "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4",
-    "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=4",
-    "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=4",
+    *(f"actor_rollout_ref.{part}.log_prob_micro_batch_size_per_gpu=4" for part in ("rollout", "ref")),
     "actor_rollout_ref.rollout.n=4",
     "algorithm.adv_estimator=grpo",
     "critic.enable=false",
@@ -42,8 +42,6 @@ def built(mode, *overrides):
     return get_trainer_cls(mode)(config=config)
 
 
-@pytest.mark.slow
-@needs_trainers
 @pytest.mark.parametrize("mode", ["sync", "colocate_async", "separate_async"])
 def test_verl_loads_the_reference_and_its_own_kl_stays_off(mode):
     from verl.trainer.ppo.utils import Role
@@ -62,8 +60,6 @@ def test_verl_loads_the_reference_and_its_own_kl_stays_off(mode):
     assert name.endswith("KLDetachActorWorker" if mode == "separate_async" else "KLActorWorker")
 
 
-@pytest.mark.slow
-@needs_trainers
 def test_without_hybrid_replicas_the_reference_is_a_worker_of_its_own():
     from verl.trainer.ppo.utils import Role
 
@@ -72,40 +68,23 @@ def test_without_hybrid_replicas_the_reference_is_a_worker_of_its_own():
     assert set(trainer.role_worker_mapping) == {Role.Actor, Role.RefPolicy}
 
 
-@pytest.mark.slow
-@needs_trainers
-def test_what_a_reference_needs_is_asked_for_by_verls_own_check():
-    with pytest.raises(ValueError, match="log_prob_micro_batch_size_per_gpu"):
-        built("klgrad_sync", "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=null")
+@pytest.mark.parametrize(
+    ("setting", "error", "said"),
+    [
+        ("ref.log_prob_micro_batch_size_per_gpu=null", ValueError, "log_prob_micro_batch_size_per_gpu"),  # by verl
+        ("actor.use_kl_loss=true", MeaningError, r"`klgrad` and actor_rollout_ref\.actor\.use_kl_loss=True"),
+    ],
+)
+def test_what_a_reference_needs_and_verls_own_kl_beside_it_are_checked(setting, error, said):
+    with pytest.raises(error, match=said):
+        built("klgrad_sync", f"actor_rollout_ref.{setting}")
 
 
-@pytest.mark.slow
-@needs_trainers
-def test_verls_own_kl_beside_it_is_an_error_that_names_both():
-    with pytest.raises(MeaningError, match=r"`klgrad` and actor_rollout_ref\.actor\.use_kl_loss=True"):
-        built("klgrad_sync", "actor_rollout_ref.actor.use_kl_loss=true")
-
-
-@pytest.mark.slow
-@needs_trainers
 def test_verls_own_trainer_without_settings_is_as_before():
     trainer = built("sync", "~klgrad")
     assert not trainer.use_reference_policy
     with pytest.raises(MeaningError, match="which trains without them"):
         built("sync")
-
-
-def test_beta_is_kept_in_the_checkpoint(tmp_path):
-    config = {"trainer": {"resume_mode": "auto", "default_local_dir": str(tmp_path), "resume_from_path": None}}
-    folder = declaration.step_folder(config, 7)
-    assert folder == tmp_path / "global_step_7"
-    fresh = AdaptiveCoefficient(0.1, target=1.0, horizon=5)
-    assert not declaration.load_beta(fresh, folder)
-    declaration.save_beta(AdaptiveCoefficient(0.7, target=1.0, horizon=5), folder)
-    assert declaration.load_beta(fresh, folder)
-    assert fresh.value == 0.7
-    config["trainer"] |= {"resume_mode": "resume_path", "resume_from_path": "elsewhere/global_step_3"}
-    assert str(declaration.step_folder(config, 3)) == "elsewhere/global_step_3"
 
 
 # The configurations of `examples/verl`, composed and checked by verl's own code.
@@ -114,27 +93,21 @@ EXAMPLES = Path(__file__).parents[2] / "examples" / "verl"
 FILES = sorted(path.stem for path in EXAMPLES.glob("*.yaml"))
 
 
-def loaded(name):
-    import hydra
-
-    with hydra.initialize_config_dir(str(EXAMPLES), version_base=None):
-        return hydra.compose(name, overrides=[f"actor_rollout_ref.model.path={tiny.folder()}"])
-
-
 EXPECTED = {
     "distillation": "reverse-token-k1-prefix-ratio-truncate2",
     "multi_node": "reverse-sequence-k1-prefix-ratio-truncate2",
 }
 
 
-@pytest.mark.slow
-@needs_trainers
 @pytest.mark.parametrize("name", FILES)
 def test_verl_builds_the_trainer_of_an_example(name):
+    import hydra
+
     from klgrad.verl.trainers import KLTrainerSync
 
     assert list(EXPECTED) == FILES
-    trainer = KLTrainerSync(loaded(name))
+    with hydra.initialize_config_dir(str(EXAMPLES), version_base=None):
+        trainer = KLTrainerSync(hydra.compose(name, overrides=[f"actor_rollout_ref.model.path={tiny.folder()}"]))
     trainer._init_resource_pool_mgr()
     assert trainer.use_reference_policy == (name == "multi_node")
     assert trainer.declaration.term.name == EXPECTED[name]

@@ -47,14 +47,8 @@ class Masked(Dropped):
 
 TRAINED = ("loss", "grad_norm", "kl/reverse/k3/per_token")
 WATCHED = ("kl/reverse/k3/per_token", "kl/reverse/k3/per_token/standard_error", "kl/clusters", "length/mean")
-ZERO3 = {
-    "zero_optimization": {"stage": 3},
-    "train_batch_size": "auto",
-    "train_micro_batch_size_per_gpu": "auto",
-    "gradient_accumulation_steps": "auto",
-    "gradient_clipping": "auto",
-    "zero_allow_untested_optimizer": True,
-}
+AUTO = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping")
+ZERO3 = {"zero_optimization": {"stage": 3}, "zero_allow_untested_optimizer": True, **dict.fromkeys(AUTO, "auto")}
 
 
 def main(output, processes, zero3=None, stock=None, **settings):

@@ -5,12 +5,14 @@ import inspect
 import re
 import runpy
 import warnings
+from functools import partial
 from pathlib import Path
 
 import pytest
 import tiny
 import torch
 from overwriting import Overwriting
+from peft import LoraConfig
 from some import first
 from tolerances import SINGLE
 from transformers import Trainer, TrainingArguments
@@ -19,58 +21,53 @@ from typer.testing import CliRunner
 
 from klgrad.cli import app
 from klgrad.logs import examine
-from klgrad.trl import (
-    CallbackWarning,
-    KLCallback,
-    KLConfig,
-    KLTrainer,
-    callback as kl_callback,
-    reference,
-)
+from klgrad.trl import CallbackWarning, KLCallback, KLConfig, KLTrainer, callback as kl_callback, reference
+from klgrad.trl.compat import CompletionRows, completion_log_probs, padded
 from klgrad.trl.reference import Passes, Reference, StartWeights
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.filterwarnings("error::klgrad.trl.CallbackWarning")]
 K3 = "kl/reverse/k3/per_token"
 
 
-def run(output, *callbacks, kind=(GRPOTrainer, GRPOConfig), **settings):
+def run(output, *callbacks, kind=(GRPOTrainer, GRPOConfig), prepare=lambda _: None, **settings):
     make, configure = kind
     made = tiny.trainer(make, configure, output, **settings)
+    prepare(made)
     for callback in callbacks:
         made.add_callback(callback)
     made.train()
     return made
 
 
-def lora():
-    from peft import LoraConfig
+def overwriting(trainer):
+    """Layers that overwrite what they saved."""
+    for layer in trainer.model.model.layers:
+        layer.mlp.register_forward_hook(lambda _, given, out: Overwriting.apply(out))
 
-    return LoraConfig(r=4, target_modules="all-linear", lora_dropout=0.1)
 
-
+SEVERAL = {"gradient_accumulation_steps": 2, "steps_per_generation": 4, "num_iterations": 2, "max_steps": 6}
+LORA = LoraConfig(r=4, target_modules="all-linear", lora_dropout=0.1)
 CASES = {
-    "no KL": ({}, {}, [1, 2, 3]),
-    "TRL's KL": ({"beta": 0.3, "temperature": 0.7}, {"exact": True}, [1, 2, 3]),
-    "several updates": (
-        {"gradient_accumulation_steps": 2, "steps_per_generation": 4, "num_iterations": 2, "max_steps": 6},
-        {},
-        [1, 5],
-    ),
-    "mixed precision": ({"bf16": True, "beta": 0.3}, {}, [1, 2, 3]),
-    "adapters": ({"peft_config": lora}, {"exact": True}, [1, 2, 3]),
-    "RLOO": ({"kind": (RLOOTrainer, RLOOConfig), "beta": 0.3}, {}, [1, 2, 3]),
-    "KLTrainer": ({"kind": (KLTrainer, KLConfig), "kl_coef": 0.3}, {}, [1, 2, 3]),
+    "no KL": ({}, False),
+    "TRL's KL": ({"beta": 0.3, "temperature": 0.7}, True),
+    "several updates": (SEVERAL, False),
+    "mixed precision": ({"bf16": True, "beta": 0.3}, False),
+    "adapters": ({"peft_config": LORA}, True),
+    "overwriting": ({"beta": 0.3, "prepare": overwriting}, False),
+    "RLOO": ({"kind": (RLOOTrainer, RLOOConfig), "beta": 0.3}, False),
+    "KLTrainer": ({"kind": (KLTrainer, KLConfig), "kl_coef": 0.3}, False),
 }
+"""Settings, and whether the exact KL is reported too."""
 TIMES = re.compile("time|runtime|per_second")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", first(CASES, ("TRL's KL", "several updates", "adapters")))
+@pytest.mark.parametrize("case", first(CASES, ("TRL's KL", "several updates", "adapters", "overwriting")))
 def test_the_run_is_the_same_to_the_last_bit(case, tmp_path):
-    settings, options, steps = CASES[case]
-    made = lambda: {name: x() if name == "peft_config" else x for name, x in settings.items()}
-    plain = run(tmp_path / "without", **made())
-    watched = run(tmp_path / "with", KLCallback(1, **options), **made())
+    settings, exact = CASES[case]
+    steps = [1, 5] if settings is SEVERAL else [1, 2, 3]
+    plain = run(tmp_path / "without", **copy.deepcopy(settings))
+    watched = run(tmp_path / "with", KLCallback(1, exact=exact), **copy.deepcopy(settings))
     assert torch.equal(tiny.weights(plain), tiny.weights(watched))
     for before, after in zip(plain.state.log_history, watched.state.log_history, strict=True):
         assert before.items() <= {**after, **{name: x for name, x in before.items() if TIMES.search(name)}}.items()
@@ -79,23 +76,9 @@ def test_the_run_is_the_same_to_the_last_bit(case, tmp_path):
     assert values[0] == pytest.approx(0, abs=1e-6)  # the policy is its own reference
     assert min(values[1:]) > 1e-5
     assert len(tiny.logged(watched, f"{K3}/standard_error")) == len(steps)
-    if options:
+    if exact:
         assert min(tiny.logged(watched, "kl/reverse/exact/per_token")[1:]) > 1e-5
     assert not vars(watched).keys() & {"_prepare_inputs", "_generate_and_score_completions", "compute_loss", "log"}
-
-
-@pytest.mark.slow
-def test_the_run_is_the_same_with_layers_that_overwrite_what_they_saved(tmp_path):
-    ended = []
-    for callbacks in ([], [KLCallback(1)]):
-        made = tiny.trainer(GRPOTrainer, GRPOConfig, tmp_path / str(len(callbacks)), beta=0.3, max_steps=2)
-        for layer in made.model.model.layers:
-            layer.mlp.register_forward_hook(lambda _, given, out: Overwriting.apply(out))
-        for callback in callbacks:
-            made.add_callback(callback)
-        made.train()
-        ended.append(tiny.weights(made))
-    assert torch.equal(*ended)
 
 
 @pytest.mark.slow
@@ -118,14 +101,7 @@ def moved_trainer(output, **settings):
     with torch.no_grad():
         for p in trainer.model.parameters():
             p.add_(0.1 * torch.randn(p.shape, generator=torch.Generator().manual_seed(p.numel())))
-    mask = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 0, 0, 0]])
-    batch = {
-        "prompt_ids": torch.tensor([[0, 4, 5], [7, 8, 9]]),
-        "prompt_mask": torch.tensor([[0, 1, 1], [1, 1, 1]]),
-        "completion_ids": torch.tensor([[3, 9, 9, 30, 1], [12, 1, 0, 0, 0]]),
-        "completion_mask": mask,
-    }
-    return trainer, start, batch
+    return trainer, start, padded(trainer, [[4, 5], [7, 8, 9]], [[3, 9, 9, 30, 1], [12, 1]])
 
 
 @pytest.mark.parametrize("free", [0, 2**40])
@@ -148,14 +124,12 @@ def test_free_memory_of_a_gpu_saves_passes_and_copies_and_changes_no_number(free
 @pytest.mark.parametrize("exact", [False, True])
 def test_log_probs_and_kls_against_the_whole_vocabulary(exact, tmp_path):
     trainer, start, batch = moved_trainer(tmp_path, temperature=0.7)
-    before = tiny.weights(trainer)
-    ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)
-    attention = torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1)
+    before, rows = tiny.weights(trainer), CompletionRows.of(batch)
 
     @torch.no_grad()
     def by_hand():
         trainer.model.eval()
-        logits = trainer.model(input_ids=ids, attention_mask=attention).logits[:, 2:-1].double()
+        logits = trainer.model(input_ids=rows.ids, attention_mask=rows.attention).logits[:, 2:-1].double()
         trainer.model.train()
         return (logits / 0.7).log_softmax(-1)
 
@@ -190,14 +164,8 @@ class Sampled(GRPOTrainer):
 
     def _generate_and_score_completions(self, inputs):
         batch = super()._generate_and_score_completions(inputs)
-        ids, attention = (
-            torch.cat([batch[f"prompt_{name}"], batch[f"completion_{name}"]], 1) for name in ("ids", "mask")
-        )
         with torch.no_grad():
-            logp = self._get_per_token_logps_and_entropies(
-                self.model, ids, attention, batch["completion_ids"].shape[1]
-            )[0]
-        batch["sampling_per_token_logps"] = logp - 0.25
+            batch["sampling_per_token_logps"] = completion_log_probs(self, self.model, batch)[0] - 0.25
         batch["sampling_per_token_logps"][0, 0] = torch.nan
         return batch
 
@@ -328,14 +296,8 @@ def test_a_run_that_continues_keeps_its_reference_and_its_files(tmp_path):
     trainer.add_callback(KLCallback(1))
     with pytest.warns(CallbackWarning, match="the policy at step 2, from which the run continues"):
         trainer.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-2"))
-    trainer = GRPOTrainer(
-        model=tiny.folder(),
-        reward_funcs=tiny.reward,
-        args=GRPOConfig(str(tmp_path / "run"), **{**tiny.SETTINGS, **saved, "max_steps": 4}),
-        train_dataset=tiny.prompts(),
-        processing_class=tiny.tokenizer(),
-        callbacks=[KLCallback(1, log_rollouts=folder)],
-    )
+    with_callback = partial(GRPOTrainer, callbacks=[KLCallback(1, log_rollouts=folder)])
+    trainer = tiny.trainer(with_callback, GRPOConfig, tmp_path / "run", max_steps=4, **saved)
     trainer.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-2"))
     assert [path.name[5:13] for path in sorted(folder.glob("step-*"))] == [f"0000000{i}" for i in range(1, 5)]
     first = next(row[K3] for row in trainer.state.log_history if row["step"] == 3 and K3 in row)

@@ -1,5 +1,7 @@
 """What a `KLConfig` declares, and what it refuses before anything is loaded."""
 
+from functools import partial
+
 import pytest
 import tiny
 import torch
@@ -16,14 +18,6 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 def config(**settings):
     return KLConfig("unused", use_cpu=True, bf16=False, report_to=[], **settings)
-
-
-def test_the_fields_are_a_term():
-    made = config(kl_estimator="exact", kl_discount=0.9, kl_baseline="leave_one_out", kl_ratio="prefix")
-    sampler = ImportanceWeighting("prefix", Truncate(2.0))
-    assert made.objective.term == KLTerm(estimator="exact", discount=0.9, baseline="leave_one_out", weighting=sampler)
-    assert made.objective.exact
-    assert "objective" not in made.to_dict()
 
 
 @pytest.mark.parametrize(
@@ -77,6 +71,9 @@ def test_stale_completions_without_weights_are_warned_of(stale, recwarn):
         config(**stale, kl_estimator="exact")  # the future needs them
 
 
+KEPT = "kl_reduction='sequence', loss_type='dapo' or loss_type='dr_grpo' keeps the declared KL"
+
+
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
@@ -87,15 +84,11 @@ def test_stale_completions_without_weights_are_warned_of(stale, recwarn):
         ({"sync_ref_model": True}, "a reference that moves"),
         ({"use_vllm": True, "kl_placement": "reward"}, "weights the KL in the reward"),
         ({"loss_type": "cispo"}, "multiplied by it, with a KL in them, and a KL in the loss is not"),
-        (
-            {"loss_type": "grpo"},
-            "kl_reduction='sequence', loss_type='dapo' or loss_type='dr_grpo' keeps the declared KL",
-        ),
+        ({"loss_type": "grpo"}, KEPT),
         ({"loss_type": "sapo", "kl_placement": "advantage"}, "however large the batch; loss_type='dapo'"),
         (
             {"loss_type": "bnpo", "per_device_train_batch_size": 2, "gradient_accumulation_steps": 8},
-            r"tokens of one forward pass, of 2 completions on each process, and not by those of the update, of 16: .*"
-            "; kl_reduction='sequence', loss_type='dapo' or loss_type='dr_grpo' keeps the declared KL",
+            f"forward pass, of 2 completions on each process, and not by those of the update, of 16: .*; {KEPT}",
         ),
         (
             {"loss_type": "bnpo", "gradient_accumulation_steps": 2, "kl_placement": "advantage"},
@@ -134,36 +127,28 @@ def test_no_note_where_nothing_changes(settings):
 
 # A KL that is declared by a `KLTerm` is the one that the fields of a `KLConfig` declare.
 
-TERMS = {
-    "default": (KLTerm(), {}),
-    "token": (KLTerm(level="token"), {"kl_level": "token"}),
-    "forward": (
-        KLTerm(divergence="forward", level="token", estimator="k3"),
-        {"kl_divergence": "forward", "kl_level": "token", "kl_estimator": "k3"},
-    ),
-    "exact": (
-        KLTerm(estimator="exact", discount=0.9, baseline="leave_one_out"),
-        {"kl_estimator": "exact", "kl_discount": 0.9, "kl_baseline": "leave_one_out"},
-    ),
-    "bounded": (KLTerm(influence_bound=0.1), {"kl_influence_bound": 0.1}),
-    "clipped": (
-        KLTerm(weighting=ImportanceWeighting("sequence", Clip(0.5, 3.0))),
-        {"kl_ratio": "sequence", "kl_ratio_bound": "clip:0.5:3"},
-    ),
-    "masked": (
-        KLTerm(level="token", weighting=ImportanceWeighting("token", Mask(0.25, 2.0))),
-        {"kl_level": "token", "kl_ratio": "token", "kl_ratio_bound": "mask:0.25:2"},
-    ),
-}
 
-
-@pytest.mark.parametrize("name", TERMS)
-def test_a_term_is_what_its_fields_declare(name):
-    term, fields = TERMS[name]
-    by_term, by_fields = resolve_config(config(), term), config(**fields)
+@pytest.mark.parametrize(
+    ("described", "ratio", "bound", "text"),
+    [
+        ({}, "none", None, "truncate:2"),
+        ({"level": "token"}, "none", None, "truncate:2"),
+        ({"divergence": "forward", "level": "token", "estimator": "k3"}, "none", None, "truncate:2"),
+        ({"estimator": "exact", "discount": 0.9, "baseline": "leave_one_out"}, "prefix", Truncate(2.0), "truncate:2"),
+        ({"influence_bound": 0.1}, "none", None, "truncate:2"),
+        ({}, "sequence", Clip(0.5, 3.0), "clip:0.5:3"),
+        ({"level": "token"}, "token", Mask(0.25, 2.0), "mask:0.25:2"),
+    ],
+)
+def test_a_term_is_what_its_fields_declare(described, ratio, bound, text):
+    term = KLTerm(**described, weighting=None if ratio == "none" else ImportanceWeighting(ratio, bound))
+    fields = {f"kl_{name}": value for name, value in described.items()}
+    by_term, by_fields = resolve_config(config(), term), config(**fields, kl_ratio=ratio, kl_ratio_bound=text)
     assert by_term.objective == by_fields.objective
     assert by_term.objective.term == term
+    assert by_term.objective.exact == (term.estimator == "exact")
     assert config(**fields_of(term)).objective == by_fields.objective
+    assert "objective" not in by_fields.to_dict()
 
 
 def test_the_given_configuration_is_not_changed():
@@ -180,48 +165,43 @@ def test_the_given_configuration_is_not_changed():
         ({"kl_level": "token"}, "kl_level='token'"),
         ({"kl_ratio_bound": "none"}, "kl_ratio_bound='none'"),
         ({"kl_cell": "k3-loss"}, "kl_cell='k3-loss'"),
-        (
-            {"kl_estimator": "exact", "kl_baseline": "leave_one_out"},
-            "kl_estimator='exact', kl_baseline='leave_one_out'",
-        ),
+        ({"kl_ratio": "prefix", "kl_ratio_bound": "truncate:3"}, "kl_ratio='prefix', kl_ratio_bound='truncate:3.0'"),
+        ({"kl_estimator": "exact", "kl_discount": 0.9}, "kl_estimator='exact', kl_discount=0.9"),
     ],
 )
 def test_a_kl_that_is_declared_twice_is_refused(fields, named):
-    with pytest.raises(MeaningError) as raised:
+    with pytest.raises(MeaningError, match="must agree") as raised:
         resolve_config(config(**fields), KLTerm(discount=0.5))
     assert raised.value.received == f"kl={KLTerm(discount=0.5).name} and {named}"
 
 
+def test_fields_that_agree_with_the_term_are_accepted():
+    """Settings such as `rollout_lag` are checked when the configuration is written, and need the fields there."""
+    weighted = KLTerm(weighting=ImportanceWeighting("prefix", Truncate(3.0)))
+    lag = config(rollout_lag=1, kl_ratio="prefix", kl_ratio_bound="truncate:3")
+    assert resolve_config(lag, weighted).objective.term == weighted
+    exact = KLTerm(estimator="exact")
+    assert resolve_config(config(kl_top_k=4, kl_estimator="exact"), exact).objective.term == exact
+
+
 @pytest.mark.parametrize(
-    ("fields", "kl"),
+    ("fields", "kl", "said"),
     [
+        ({}, "k1", r"`kl` as a KLTerm; received a .*remedy: write kl=KLTerm"),
+        ({}, KLTerm(reduction="token"), r"reduction='token'; remedy: leave it out: .*`kl_reduction`"),
         (
-            {"rollout_lag": 1, "kl_ratio": "prefix", "kl_ratio_bound": "truncate:3"},
-            KLTerm(weighting=ImportanceWeighting("prefix", Truncate(3.0))),
+            {"kl_placement": "advantage"},
+            KLTerm(weighting=ImportanceWeighting("prefix", None)),
+            "no `kl_ratio` with kl_placement='advantage'",
         ),
-        ({"kl_top_k": 4, "kl_estimator": "exact"}, KLTerm(estimator="exact")),
     ],
 )
-def test_fields_that_agree_with_the_term_are_accepted(fields, kl):
-    """Settings such as `rollout_lag` are checked when the configuration is written, and need the fields there."""
-    assert resolve_config(config(**fields), kl).objective.term == kl
-    with pytest.raises(MeaningError, match="must agree"):
-        resolve_config(config(**fields), KLTerm(discount=0.5))
+def test_a_term_that_does_not_fit_is_refused(fields, kl, said):
+    with pytest.raises(MeaningError, match=said):
+        resolve_config(config(**fields), kl)
 
 
-def test_what_is_no_term_is_refused():
-    with pytest.raises(MeaningError, match=r"`kl` as a KLTerm; received a .*remedy: write kl=KLTerm"):
-        resolve_config(config(), "k1")
-
-
-def test_a_terms_own_reduction_is_refused():
-    with pytest.raises(MeaningError, match=r"reduction='token'; remedy: leave it out: .*`kl_reduction`"):
-        resolve_config(config(), KLTerm(reduction="token"))
-
-
-def test_settings_are_checked_against_the_term():
-    with pytest.raises(MeaningError, match="no `kl_ratio` with kl_placement='advantage'"):
-        resolve_config(config(kl_placement="advantage"), KLTerm(weighting=ImportanceWeighting("prefix", None)))
+def test_a_term_is_warned_of_as_its_fields_are():
     with pytest.warns(MeaningWarning, match="sync_ref_model"):
         resolve_config(config(sync_ref_model=True), KLTerm(level="token"))
 
@@ -229,18 +209,15 @@ def test_settings_are_checked_against_the_term():
 @pytest.mark.slow
 def test_a_term_and_its_fields_train_the_same_weights(tmp_path):
     term, fields = KLTerm(level="token", estimator="exact"), {"kl_level": "token", "kl_estimator": "exact"}
-    runs = []
-    for kl, given in ((term, {}), (None, fields), (None, {})):
-        args = KLConfig(str(tmp_path), kl_coef=0.3, **tiny.SETTINGS, **given)
-        trainer = KLTrainer(
-            tiny.folder(), tiny.reward, args, kl=kl, train_dataset=tiny.prompts(), processing_class=tiny.tokenizer()
-        )
-        trainer.train()
-        runs.append((trainer.objective, tiny.logged(trainer, "loss"), tiny.weights(trainer)))
+    runs = [
+        tiny.trained(partial(KLTrainer, kl=kl), KLConfig, tmp_path, kl_coef=0.3, **given)
+        for kl, given in ((term, {}), (None, fields), (None, {}))
+    ]
     by_term, by_fields, other = runs
-    assert by_term[:2] == by_fields[:2]
-    assert torch.equal(by_term[2], by_fields[2])
-    assert not torch.equal(by_term[2], other[2])
+    assert by_term.objective == by_fields.objective
+    assert tiny.logged(by_term, "loss") == tiny.logged(by_fields, "loss")
+    assert torch.equal(tiny.weights(by_term), tiny.weights(by_fields))
+    assert not torch.equal(tiny.weights(by_term), tiny.weights(other))
 
 
 @pytest.mark.parametrize(

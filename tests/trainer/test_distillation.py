@@ -16,6 +16,7 @@ from klgrad.errors import KernelInputError
 from klgrad.kernels import Head
 from klgrad.kernels.fused_statistics import logits as logits_of
 from klgrad.trl import DistillationTrainer
+from klgrad.trl.compat import padded
 from klgrad.trl.distillation import divergence_loss
 
 with warnings.catch_warnings():
@@ -48,8 +49,6 @@ NUMBERS = [
     {"temperature": 1.3, "scale": 0.25},
     {"softcap": 2.0, "scale": 1.5, "temperature": 0.9},
 ]
-
-
 BETAS = [0.0, 0.1, 0.5, 0.9, 1.0]
 
 
@@ -92,21 +91,11 @@ def test_a_batch_without_live_tokens_has_no_loss():
     assert not gradients(found[0], leaves).any()
 
 
-def arguments(path, **settings):
+def trainer_of(kind, path, student=None, peft_config=None, **settings):
     shared = {name: value for name, value in tiny.SETTINGS.items() if name != "num_generations"}
-    return DistillationConfig(str(path), **{**shared, **settings})
-
-
-def trainer_of(kind, path, student=None, teacher=None, **settings):
-    adapter = settings.pop("peft_config", None)
-    return kind(
-        student or tiny.folder(),
-        teacher or tiny.folder(hidden=48),
-        arguments(path, **settings),
-        train_dataset=tiny.prompts(),
-        processing_class=tiny.tokenizer(),
-        peft_config=adapter,
-    )
+    args = DistillationConfig(str(path), **{**shared, **settings})
+    data = {"train_dataset": tiny.prompts(), "processing_class": tiny.tokenizer()}
+    return kind(student or tiny.folder(), tiny.folder(hidden=48), args, **data, peft_config=peft_config)
 
 
 SETTINGS = [
@@ -138,8 +127,7 @@ def test_training_is_that_of_trl(settings, tmp_path):
 @pytest.mark.slow
 def test_the_kernels_are_what_computes_it(tmp_path, monkeypatch):
     """Else this file would compare TRL with itself."""
-    kinds = (DistillationTrainer, TRLDistillationTrainer)
-    ours, theirs = (trainer_of(kind, tmp_path / kind.__module__, max_steps=1) for kind in kinds)
+    ours, theirs = (trainer_of(kind, tmp_path, max_steps=1) for kind in (DistillationTrainer, TRLDistillationTrainer))
     monkeypatch.setattr(trl_module, "_chunked_divergence_loss", lambda *args, **kwargs: 1 / 0)
     ours.train()
     with pytest.raises(ZeroDivisionError):
@@ -165,27 +153,21 @@ def first_loss(trainer):
     """The loss of one batch by the trainer, and by the models' own logits."""
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(2, 30, (4, 9), generator=generator)
-    ones = torch.ones_like(ids)
-    inputs = {"prompt_ids": ids[:, :3], "prompt_mask": ones[:, :3]}
-    inputs |= {"completion_ids": ids[:, 3:], "completion_mask": ones[:, 3:]}
-    for model in (trainer.model, trainer.teacher_model):
-        model.eval()
+    inputs = padded(trainer, ids[:, :3].tolist(), ids[:, 3:].tolist())
+    models = trainer.model.eval(), trainer.teacher_model.eval()
     with torch.no_grad():
         found = trainer.compute_loss(trainer.model, inputs)
-        log_p, log_q = (
-            model(input_ids=ids, use_cache=False).logits[:, 2:-1].log_softmax(-1)
-            for model in (trainer.model, trainer.teacher_model)
-        )
+        log_p, log_q = (each(input_ids=ids, use_cache=False).logits[:, 2:-1].log_softmax(-1) for each in models)
     return found, (log_p.exp() * (log_p - log_q)).sum(-1).mean()
 
 
 @pytest.mark.slow
 def test_a_cap_that_trl_does_not_know(tmp_path):
     """TRL reads `final_logit_softcapping`, and RecurrentGemma calls its cap `logits_soft_cap`."""
-    given = {"student": recurrent_gemma(2.0), "teacher": tiny.folder(hidden=48)}
-    found, expected = first_loss(trainer_of(DistillationTrainer, tmp_path / "ours", **given))
+    student = recurrent_gemma(2.0)
+    found, expected = first_loss(trainer_of(DistillationTrainer, tmp_path / "ours", student))
     SINGLE.check(found, expected)
-    found, expected = first_loss(trainer_of(TRLDistillationTrainer, tmp_path / "theirs", **given))
+    found, expected = first_loss(trainer_of(TRLDistillationTrainer, tmp_path / "theirs", student))
     assert abs(found - expected) > 0.1 * expected
 
 

@@ -23,8 +23,6 @@ CASES = {
     "cell": ["kl_cell=k3-loss"],
     "exact": ["kl_estimator=exact", "kl_baseline=leave_one_out", "kl_reduction=sequence"],
 }
-
-
 WATCHED = ["num_generations=8", "gradient_accumulation_steps=2"]
 
 
@@ -34,14 +32,14 @@ def run(output, processes, settings):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(processes)}
     path = os.pathsep.join([str(SCRIPT.parent.parent), os.environ.get("PYTHONPATH", "")])
+    env = {**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1"}
+    if processes > 1:
+        env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(processes)}
+    command = [sys.executable, "-W", "ignore", str(SCRIPT), str(output), str(processes), tiny.folder(), *settings]
     started = []
     for rank in range(processes):
-        env = {**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1"}
-        if processes > 1:
-            env |= {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-        command = [sys.executable, "-W", "ignore", str(SCRIPT), str(output), str(processes), tiny.folder(), *settings]
+        env |= {"RANK": str(rank), "LOCAL_RANK": str(rank)} if processes > 1 else {}
         started.append(subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
     try:
         for process in started:

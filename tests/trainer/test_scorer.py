@@ -6,6 +6,7 @@ import pytest
 import tiny
 import torch
 from accelerate import Accelerator
+from peft import LoraConfig
 from tolerances import EXACT
 from torch import nn
 
@@ -13,6 +14,7 @@ from klgrad import ImportanceWeighting, KLTerm, Rollout
 from klgrad.errors import KernelInputError
 from klgrad.kernels import TokenStatistics, TopEntries
 from klgrad.trl import KLConfig, KLTrainer, scorer
+from klgrad.trl.compat import base_of
 from klgrad.trl.config import TRLObjective, fields_of
 from klgrad.trl.scorer import compare_head, some_tokens, with_top_k_kl
 
@@ -37,7 +39,11 @@ def cap(model):
     model.get_output_embeddings().__class__ = Capped
 
 
-@pytest.mark.parametrize("settings", [{}, {"kl_top_k": 4}, {"temperature": 0.7}, {"kl_baseline": "leave_one_out"}])
+ADAPTER = LoraConfig(r=2, target_modules=["q_proj"], lora_dropout=0.5)
+RIGHT = [{}, {"kl_top_k": 4}, {"temperature": 0.7}, {"kl_baseline": "leave_one_out"}, {"peft_config": ADAPTER}]
+
+
+@pytest.mark.parametrize("settings", RIGHT)
 def test_a_head_that_is_read_rightly_trains(settings, tmp_path):
     trainer = made(tmp_path, **settings)
     before = tiny.weights(trainer)
@@ -45,25 +51,14 @@ def test_a_head_that_is_read_rightly_trains(settings, tmp_path):
     assert not torch.equal(tiny.weights(trainer), before)
 
 
-@pytest.mark.parametrize("whose", ["policy", "reference"])
+@pytest.mark.parametrize("whose", ["policy", "reference", "adapted policy"])
 def test_a_head_that_is_read_wrongly_is_refused(whose, tmp_path):
-    trainer = made(tmp_path)
-    cap(trainer.model if whose == "policy" else trainer.ref_model)
+    trainer = made(tmp_path, peft_config=ADAPTER if whose == "adapted policy" else None)
+    cap(trainer.ref_model if whose == "reference" else base_of(trainer.model))
     before = tiny.weights(trainer)
     with pytest.raises(KernelInputError, match=r"the model's own logits .*a root mean square difference of [\d.]+"):
         trainer.train()
     assert torch.equal(tiny.weights(trainer), before)
-
-
-def test_with_adapters(tmp_path):
-    from peft import LoraConfig
-
-    adapter = LoraConfig(r=2, target_modules=["q_proj"], lora_dropout=0.5)
-    made(tmp_path / "right", peft_config=adapter).train()
-    trainer = made(tmp_path / "wrong", peft_config=adapter)
-    cap(trainer.model.get_base_model())
-    with pytest.raises(KernelInputError, match="root mean square difference"):
-        trainer.train()
 
 
 def test_dropout_is_no_difference_and_stays_on(tmp_path):
@@ -88,8 +83,7 @@ def test_it_is_looked_at_once(tmp_path, monkeypatch):
     seen = []
     compare = lambda accelerator, model, ids: seen.append(model) or compare_head(accelerator, model, ids)
     monkeypatch.setattr(scorer, "compare_head", compare)
-    trainer = tiny.trainer(KLTrainer, KLConfig, tmp_path, kl_estimator="exact", max_steps=3)
-    trainer.train()
+    trainer = tiny.trained(KLTrainer, KLConfig, tmp_path, kl_estimator="exact", max_steps=3)
     assert seen == [trainer.model, trainer.ref_model]
 
 
@@ -97,10 +91,11 @@ def test_rounding_to_bfloat16_is_allowed_for(tmp_path):
     """Also where the logits are given as float32."""
     model = made(tmp_path).model.bfloat16()
     model.register_forward_hook(lambda module, args, out: setattr(out, "logits", out.logits.float()))
-    compare_head(Accelerator(cpu=True), model, torch.arange(2, 12)[None])
+    compare = lambda: compare_head(Accelerator(cpu=True), model, torch.arange(2, 12)[None])
+    compare()
     cap(model)
     with pytest.raises(KernelInputError, match="root mean square difference"):
-        compare_head(Accelerator(cpu=True), model, torch.arange(2, 12)[None])
+        compare()
 
 
 # Top-k distillation on another sampler's completions, by the sum over all of them.
@@ -137,14 +132,8 @@ def expected(term, tail="sampled"):
     objective = TRLObjective(**{"ratio_bound": "none", **fields}, reduction="sequence", top_k=K, tail=tail)
     assert (objective.term, objective.bound) == (term, None)
     found = with_top_k_kl(found, best, objective, mask, behavior)
-    rollout = Rollout(
-        found.logp,
-        found.ref_logp,
-        mask,
-        behavior_logp=behavior,
-        token_reverse_kl=found.reverse_kl,
-        token_forward_kl=found.forward_kl,
-    )
+    kls = {"token_reverse_kl": found.reverse_kl, "token_forward_kl": found.forward_kl}
+    rollout = Rollout(found.logp, found.ref_logp, mask, behavior_logp=behavior, **kls)
     chance = behavior.sum(-1).exp()
     EXACT.check(chance.sum(), 1.0)
     return torch.autograd.grad((chance[:, None] * term(rollout).per_token).sum(), z)[0]

@@ -89,6 +89,15 @@ def check_coefficient(trainer, batch, coefficient, at):
     EXACT.check_vector(gradient(found, trainer), gradient(loss, trainer))
 
 
+def check_reverse(estimator, trainer, batch, log_p, log_q):
+    """The trainer descends the token-level reverse KL between these policies."""
+    if estimator == "exact":
+        compare(trainer, batch, terms(log_p, log_q, "reverse").sum(-1))
+        return
+    at, ref = at_tokens(batch, log_p, log_q)
+    check_coefficient(trainer, batch, at - ref, at)
+
+
 def gradient(loss, trainer):
     return torch.cat([x.flatten() for x in torch.autograd.grad(loss, list(trainer.model.parameters()))])
 
@@ -111,20 +120,29 @@ def pair(trainer, batch, teacher, prompts=None):
     return log_probs(trainer.model, batch), log_probs_by(batch, teacher, prompts)
 
 
+@pytest.fixture
+def ready(tmp_path):
+    """A trainer, a batch, and the log-probs of the student and of the wide teacher, which is its own by default."""
+
+    def make(**settings):
+        trainer = trainer_of(tmp_path, **settings)
+        batch = batch_of(trainer)
+        return trainer, batch, *pair(trainer, batch, WIDE)
+
+    return make
+
+
 @pytest.mark.parametrize("name", NAMES)
-def test_the_declared_divergence_is_descended(name, tmp_path):
-    trainer = trainer_of(tmp_path, kl_divergence=name)
-    batch = batch_of(trainer)
-    compare(trainer, batch, terms(*pair(trainer, batch, WIDE), name).sum(-1))
+def test_the_declared_divergence_is_descended(name, ready):
+    trainer, batch, log_p, log_q = ready(kl_divergence=name)
+    compare(trainer, batch, terms(log_p, log_q, name).sum(-1))
 
 
 @pytest.mark.parametrize("name", ["reverse", "forward", "jensen-shannon(0.1)"])
 @pytest.mark.parametrize("of", ["teacher", "student"])
 @pytest.mark.parametrize("tail", ["lump", "none"])
-def test_some_of_the_entries(name, of, tail, tmp_path):
-    trainer = trainer_of(tmp_path, kl_divergence=name, kl_top_k=4, kl_top_k_of=of, kl_tail=tail)
-    batch = batch_of(trainer)
-    log_p, log_q = pair(trainer, batch, WIDE)
+def test_some_of_the_entries(name, of, tail, ready):
+    trainer, batch, log_p, log_q = ready(kl_divergence=name, kl_top_k=4, kl_top_k_of=of, kl_tail=tail)
     ids = (log_q if of == "teacher" else log_p.detach()).topk(4, -1).indices
     inside = [x.gather(-1, ids) for x in (log_p, log_q)]
     if tail == "lump":
@@ -133,11 +151,9 @@ def test_some_of_the_entries(name, of, tail, tmp_path):
 
 
 @pytest.mark.parametrize("of", ["teacher", "student"])
-def test_the_tail_by_the_sampled_token(of, tmp_path):
+def test_the_tail_by_the_sampled_token(of, ready):
     """Its mean over tokens is in tests/kernels/test_topk.py; here each token has what its formula says."""
-    trainer = trainer_of(tmp_path, kl_divergence="hellinger", kl_top_k=4, kl_top_k_of=of)
-    batch = batch_of(trainer)
-    log_p, log_q = pair(trainer, batch, WIDE)
+    trainer, batch, log_p, log_q = ready(kl_divergence="hellinger", kl_top_k=4, kl_top_k_of=of)
     ids = (log_q if of == "teacher" else log_p.detach()).topk(4, -1).indices
     head = terms(log_p.gather(-1, ids), log_q.gather(-1, ids), "hellinger").sum(-1)
     at, ref = at_tokens(batch, log_p, log_q)
@@ -149,49 +165,36 @@ def test_the_tail_by_the_sampled_token(of, tmp_path):
 
 @pytest.mark.parametrize("name", ["reverse", "hellinger"])
 @pytest.mark.parametrize("weights", [None, [0.9, 0.2]])
-def test_several_teachers_by_weight(name, weights, tmp_path):
-    trainer = trainer_of(tmp_path, kl_divergence=name, teacher=f"{WIDE},{DEEP}", teacher_weights=weights)
-    batch = batch_of(trainer)
-    log_p = log_probs(trainer.model, batch)
-    parts = [terms(log_p, log_probs_by(batch, teacher), name).sum(-1) for teacher in (WIDE, DEEP)]
+def test_several_teachers_by_weight(name, weights, ready):
+    both = {"teacher": f"{WIDE},{DEEP}", "teacher_weights": weights}
+    trainer, batch, log_p, wide = ready(kl_divergence=name, **both)
+    parts = [terms(log_p, log_q, name).sum(-1) for log_q in (wide, log_probs_by(batch, DEEP))]
     first, second = weights or [0.5, 0.5]
     compare(trainer, batch, first * parts[0] + second * parts[1])
 
 
-def test_weights_of_sum_1_are_the_kl_to_the_geometric_mean(tmp_path):
+def test_weights_of_sum_1_are_the_kl_to_the_geometric_mean(ready):
     """So a proximal teacher, between the teacher and the student as it started, is two teachers."""
-    trainer = trainer_of(tmp_path, teacher=f"{WIDE},{tiny.folder()}", teacher_weights=[0.25, 0.75])
-    batch = batch_of(trainer)
-    (log_p, wide), start = pair(trainer, batch, WIDE), log_probs_by(batch, tiny.folder())
-    mean = (0.25 * wide + 0.75 * start).log_softmax(-1)
+    both = {"teacher": f"{WIDE},{tiny.folder()}", "teacher_weights": [0.25, 0.75]}
+    trainer, batch, log_p, wide = ready(**both)
+    mean = (0.25 * wide + 0.75 * log_probs_by(batch, tiny.folder())).log_softmax(-1)
     kl = ((log_p.exp() * (log_p - mean)).sum(-1) * batch["completion_mask"]).sum() / len(log_p)
     found = trainer._compute_loss(trainer.model, batch)
     EXACT.check_vector(gradient(found, trainer), gradient(kl, trainer))
 
 
-def named_rows():
-    return [{"expert": "wide" if i < 4 else "deep"} for i in range(8)]
-
-
-@pytest.mark.parametrize("rows", [named_rows(), [{"expert": "deep"}] * 8], ids=["both", "one alone"])
-def test_each_prompt_names_its_teacher(rows, tmp_path):
-    trainer = trainer_of(tmp_path, teacher=f"wide={WIDE},deep={DEEP}", teacher_column="expert")
-    batch = batch_of(trainer, rows)
-    is_wide = torch.tensor([row["expert"] == "wide" for row in rows])[:, None]
-    log_p = log_probs(trainer.model, batch)
-    wide, deep = (terms(log_p, log_probs_by(batch, teacher), "reverse").sum(-1) for teacher in (WIDE, DEEP))
-    compare(trainer, batch, torch.where(is_wide, wide, deep))
+NAMED = {"teacher": f"wide={WIDE},deep={DEEP}", "teacher_column": "expert"}
 
 
 @pytest.mark.usefixtures("in_float64")
-def test_each_prompt_names_its_teacher_with_a_sampled_term(tmp_path):
-    settings = {"kl_estimator": "k1", "teacher": f"wide={WIDE},deep={DEEP}", "teacher_column": "expert"}
-    trainer = trainer_of(tmp_path, **settings)
-    batch = batch_of(trainer, named_rows())
-    log_p, wide = pair(trainer, batch, WIDE)
-    log_q = torch.where((torch.arange(8) < 4)[:, None, None], wide, log_probs_by(batch, DEEP))
-    at, ref = at_tokens(batch, log_p, log_q)
-    check_coefficient(trainer, batch, at - ref, at)
+@pytest.mark.parametrize(("estimator", "wide"), [("exact", 4), ("exact", 0), ("k1", 4)])
+def test_each_prompt_names_its_teacher(estimator, wide, tmp_path):
+    """The first `wide` of 8 rows name the wide one."""
+    trainer = trainer_of(tmp_path, kl_estimator=estimator, **NAMED)
+    batch = batch_of(trainer, [{"expert": "wide" if i < wide else "deep"} for i in range(8)])
+    log_p, log_wide = pair(trainer, batch, WIDE)
+    log_q = torch.where((torch.arange(8) < wide)[:, None, None], log_wide, log_probs_by(batch, DEEP))
+    check_reverse(estimator, trainer, batch, log_p, log_q)
 
 
 @pytest.mark.usefixtures("in_float64")
@@ -199,32 +202,23 @@ def test_each_prompt_names_its_teacher_with_a_sampled_term(tmp_path):
 def test_the_teacher_sees_another_prompt(estimator, tmp_path):
     """Self-distillation: the teacher is the model as it starts, and knows more."""
     hints = [f"w{i % 2 + 3} w9 w9 w{i % 2 + 8}" for i in range(8)]
-    settings = {"teacher": tiny.folder(), "teacher_prompt": "hint", "kl_estimator": estimator}
-    trainer = trainer_of(tmp_path, **settings)
+    trainer = trainer_of(tmp_path, teacher=tiny.folder(), teacher_prompt="hint", kl_estimator=estimator)
     batch = batch_of(trainer, [{"hint": hint} for hint in hints])
     log_p, log_q = pair(trainer, batch, tiny.folder(), hints)
     assert (log_p - log_q).abs().max() > 0.01
-    if estimator == "exact":
-        compare(trainer, batch, terms(log_p, log_q, "reverse").sum(-1))
-        return
-    at, ref = at_tokens(batch, log_p, log_q)
-    check_coefficient(trainer, batch, at - ref, at)
+    check_reverse(estimator, trainer, batch, log_p, log_q)
 
 
-def test_the_exact_kl_as_a_baseline(tmp_path):
-    trainer = trainer_of(tmp_path, kl_estimator="k1", kl_baseline="token_kl")
-    batch = batch_of(trainer)
+def test_the_exact_kl_as_a_baseline(ready):
+    trainer, batch, log_p, log_q = ready(kl_estimator="k1", kl_baseline="token_kl")
     trainer.model.train()  # an evaluation needs no baseline
     trainer.current_gradient_accumulation_steps = 1
-    log_p, log_q = pair(trainer, batch, WIDE)
     at, ref = at_tokens(batch, log_p, log_q)
     check_coefficient(trainer, batch, at - ref - (log_p.exp() * (log_p - log_q)).sum(-1), at)
 
 
-def test_weights_that_fall_along_a_completion(tmp_path):
-    trainer = trainer_of(tmp_path, kl_prefix_weight=2.0)
-    batch = batch_of(trainer)
-    log_p, log_q = pair(trainer, batch, WIDE)
+def test_weights_that_fall_along_a_completion(ready):
+    trainer, batch, log_p, log_q = ready(kl_prefix_weight=2.0)
     (log_ratio,) = at_tokens(batch, (log_p - log_q).detach())
     size = log_ratio.abs() * batch["completion_mask"]
     weights = 1 + 2 * (1 - (size.cumsum(1) - size) / size.sum(1, keepdim=True))
@@ -234,12 +228,10 @@ def test_weights_that_fall_along_a_completion(tmp_path):
 
 
 def test_a_run_with_all_of_it(tmp_path):
-    rows = tiny.prompts().map(
-        lambda row, i: {"expert": ("wide", "deep")[i % 2], "hint": f"w1 {row['prompt']}"}, with_indices=True
-    )
-    settings = {"teacher": f"wide={WIDE},deep={DEEP}", "teacher_column": "expert", "teacher_prompt": "hint"}
-    settings |= {"kl_divergence": "jensen-shannon", "kl_level": "future", "kl_discount": 0.5, "learning_rate": 3e-3}
-    trainer = trainer_of(tmp_path, **settings, max_steps=8)
+    more = lambda row, i: {"expert": ("wide", "deep")[i % 2], "hint": f"w1 {row['prompt']}"}
+    rows = tiny.prompts().map(more, with_indices=True)
+    term = {"kl_divergence": "jensen-shannon", "kl_level": "future", "kl_discount": 0.5}
+    trainer = trainer_of(tmp_path, **NAMED, **term, teacher_prompt="hint", learning_rate=3e-3, max_steps=8)
     trainer.train_dataset = rows
     trainer.train()
     losses = tiny.logged(trainer, "loss")
@@ -263,7 +255,7 @@ def test_settings_of_teachers_that_contradict_each_other(settings, text):
 
 
 def test_a_row_without_its_teacher_or_prompt(tmp_path):
-    trainer = trainer_of(tmp_path, teacher=f"wide={WIDE},deep={DEEP}", teacher_column="expert", teacher_prompt="hint")
+    trainer = trainer_of(tmp_path, **NAMED, teacher_prompt="hint")
     with pytest.raises(SettingError, match=r"one of the teachers \(wide, deep\) in the column 'expert'.*'tall'"):
         batch_of(trainer, [{"expert": "tall", "hint": "w1"}] * 8)
     with pytest.raises(SettingError, match="a prompt for the teacher in the column 'hint' of every row"):

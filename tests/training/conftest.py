@@ -1,9 +1,11 @@
 """Runs of the commands on a tiny model."""
 
 import io
+import json
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -30,8 +32,8 @@ def _alone(monkeypatch, tmp_path_factory):
     torch.set_num_threads(before)
 
 
-def called(tiny, command, output, *more, **settings):
-    """Run a command in this process; gives its exit status and what it printed."""
+def called(tiny, command, output, *more, ends=0, **settings):
+    """Run a command in this process, to the exit status `ends`; gives what it printed, as one line."""
     from rich.console import Console
 
     from klgrad.training.run import run
@@ -43,8 +45,8 @@ def called(tiny, command, output, *more, **settings):
     text = io.StringIO()
     console = Console(file=text, width=160)
     given = [*arguments(**{**small, "output_dir": output, **settings}), *more]
-    status = run(parse(command, given), console, console)
-    return status, text.getvalue()
+    assert run(parse(command, given), console, console) == ends, text.getvalue()
+    return " ".join(text.getvalue().split())
 
 
 @pytest.fixture
@@ -54,17 +56,27 @@ def run(model, monkeypatch):
     return lambda command, output, *more, **settings: called(model, command, output, *more, **settings)
 
 
-@pytest.fixture
-def weights():
-    """The weights that a run ended with."""
+def invoke(*given):
+    """A command through the front door."""
+    from typer.testing import CliRunner
 
-    def read(folder):
-        from safetensors.torch import load_file
+    from klgrad.cli import app
 
-        (path,) = (Path(folder) / "model").glob("*.safetensors")
-        return load_file(path)
+    return CliRunner().invoke(app, [str(x) for x in given])
 
-    return read
+
+def same_weights(a, b):
+    """Whether two runs ended with the same weights, to the last bit."""
+    from safetensors.torch import load_file
+
+    first, second = (load_file(next(Path(folder, "model").glob("*.safetensors"))) for folder in (a, b))
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+def read(path) -> Any:
+    """A file of JSON, or of lines of JSON."""
+    text = path.read_text()
+    return [json.loads(line) for line in text.splitlines()] if path.suffix == ".jsonl" else json.loads(text)
 
 
 @pytest.fixture(scope="session")
@@ -72,7 +84,7 @@ def finished(model, tmp_path_factory):
     """A run of four updates with a checkpoint of each."""
     folder = tmp_path_factory.mktemp("finished") / "run"
     torch.set_num_threads(1)
-    assert called(model, "train", folder, eval_size=2, rollout_lag=1, kl_ratio="prefix")[0] == 0
+    called(model, "train", folder, eval_size=2, rollout_lag=1, kl_ratio="prefix")
     return folder
 
 
@@ -95,5 +107,18 @@ def yaml(tmp_path):
         path = tmp_path / "run.yaml"
         path.write_text(text)
         return ["--config", str(path)]
+
+    return write
+
+
+@pytest.fixture
+def jsonl(tmp_path):
+    """A file of rows in JSON, by its name."""
+
+    def write(rows, name="prompts.jsonl"):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("\n".join(map(json.dumps, rows)))
+        return str(path)
 
     return write

@@ -1,6 +1,5 @@
 """Checkpoints: a run that was stopped continues as if it had not been."""
 
-import json
 import os
 import shutil
 import signal
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from some import first
+from training.conftest import read, same_weights
 from training.small import SMALL, arguments
 
 from klgrad.errors import RunError, SettingError
@@ -40,27 +40,18 @@ def counted(completion_ids, **_):
         os.kill(os.getpid(), int(what))
     return [float(len(set(ids))) for ids in completion_ids]
 '''
-
-
 BEFORE = 1
 """Calls before the first update, where nothing is evaluated: the one that tries it."""
 QUIET = {"eval_size": 0, "save_steps": 50}
+MOVING = {"sync_ref_model": True, "ref_model_mixup_alpha": 0.5}
+TWICE = {"num_iterations": 2, "gradient_accumulation_steps": 2, "kl_ratio": "prefix"}
 CASES = {
     "plain": ({}, 2),
-    "in the middle of a generation batch": (
-        {
-            "num_iterations": 2,
-            "gradient_accumulation_steps": 2,
-            "kl_ratio": "prefix",
-            "kl_target": 0.5,
-            "kl_horizon": 2,
-        },
-        1,
-    ),
+    "in the middle of a generation batch": ({**TWICE, "kl_target": 0.5, "kl_horizon": 2}, 1),
     "old completions": ({"rollout_lag": 2, "kl_ratio": "prefix"}, 3),
     "within the second epoch": ({"train_size": 6, "max_steps": 7}, 4),
     "between two epochs": ({"train_size": 4, "max_steps": 5}, 4),
-    "a reference that moves": ({"sync_ref_model": True, "ref_model_sync_steps": 2, "ref_model_mixup_alpha": 0.5}, 3),
+    "a reference that moves": ({**MOVING, "ref_model_sync_steps": 2}, 3),
     "between the generations of one update": (
         {"gradient_accumulation_steps": 3, "steps_per_generation": 4, "max_steps": 3},
         1,
@@ -73,54 +64,40 @@ KEPT = ("plain", "in the middle of a generation batch", "between the generations
 
 @pytest.fixture
 def reward(tmp_path):
-    path = tmp_path / "reward.py"
+    path, instruction = tmp_path / "reward.py", tmp_path / "instruction"
     path.write_text(REWARD)
 
     def tell(call=None, what=""):
-        instruction = tmp_path / "instruction"
-        instruction.unlink(missing_ok=True)
-        if call is not None:
-            instruction.write_text(f"{BEFORE + call} {what}")
+        instruction.write_text(f"{BEFORE + call} {what}" if call is not None else "0 0")
         return f"{path}:counted"
 
     return tell
 
 
 def history(folder):
-    rows = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
     passing = ("seconds", "step_time")  # what another clock would tell otherwise
-    return [{k: v for k, v in row.items() if k not in passing} for row in rows]
+    return [{k: v for k, v in row.items() if k not in passing} for row in read(folder / "history.jsonl")]
 
 
-@pytest.fixture
-def assert_same(weights):
+def assert_same(a, b):
     """Equal weights, to the last bit, and equal histories."""
-
-    def check(a, b):
-        first, second = weights(a), weights(b)
-        assert first.keys() == second.keys()
-        assert all(torch.equal(first[name], second[name]) for name in first)
-        assert history(a) == history(b)
-
-    return check
+    assert same_weights(a, b)
+    assert history(a) == history(b)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", first(CASES, KEPT))
-def test_stopped_by_ctrl_c(case, run, assert_same, reward, tmp_path):
+def test_stopped_by_ctrl_c(case, run, reward, tmp_path):
     settings, updates = CASES[case]
     settings = {**settings, **QUIET}
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    assert run("train", whole, reward=reward(), **settings)[0] == 0
+    run("train", whole, reward=reward(), **settings)
     # The first update waits for completions of two more batches, from the same policy.
     call = updates + (2 if case == "old completions" else 0)
-    status, text = run("train", parts, reward=reward(call, signal.SIGINT.value), **settings)
-    assert status == 130
-    assert f"saved after {in_updates(updates)} in" in " ".join(text.split())
-    assert f"klgrad train --output_dir {parts} --resume" in " ".join(text.split())
-    status, text = run("train", parts, resume=True, reward=reward())
-    assert status == 0
-    assert f"continuing from checkpoint-{updates}" in text
+    text = run("train", parts, reward=reward(call, signal.SIGINT.value), ends=130, **settings)
+    assert f"saved after {in_updates(updates)} in" in text
+    assert f"klgrad train --output_dir {parts} --resume" in text
+    assert f"continuing from checkpoint-{updates}" in run("train", parts, resume=True, reward=reward())
     assert_same(whole, parts)
 
 
@@ -131,38 +108,33 @@ term = KLTerm(divergence=divergences.from_slope("cubic", lambda l: l + l**3, "l 
 
 
 @pytest.mark.slow
-def test_a_run_with_a_term_of_ones_own(run, assert_same, reward, tmp_path):
+def test_a_run_with_a_term_of_ones_own(run, reward, tmp_path):
     whole, parts, term = tmp_path / "whole", tmp_path / "parts", tmp_path / "my.py"
     term.write_text(TERM)
     mine = {"kl": f"{term}:term", **QUIET}
-    status, text = run("train", whole, reward=reward(), **mine)
-    assert status == 0
-    assert "E[reward] - 0.05 cubic" in text
-    assert run("train", parts, reward=reward(2, signal.SIGINT.value), **mine)[0] == 130
+    assert "E[reward] - 0.05 cubic" in run("train", whole, reward=reward(), **mine)
+    run("train", parts, reward=reward(2, signal.SIGINT.value), ends=130, **mine)
     with pytest.raises(RunError, match="code that is given again"):
         run("train", parts, resume=True, reward=reward())
-    status, text = run("train", parts, resume=True, reward=reward(), kl=f"{term}:term")
-    assert status == 0
+    text = run("train", parts, resume=True, reward=reward(), kl=f"{term}:term")
     assert "continuing from checkpoint-2" in text
     assert_same(whole, parts)
 
 
 @pytest.mark.slow
-def test_killed_outright(model, run, assert_same, reward, tmp_path):
+def test_killed_outright(model, run, reward, tmp_path):
     """SIGKILL in the middle of an evaluation, in a process of its own: no handler, no goodbye."""
     settings = {"max_steps": 2, "eval_every": 1, "eval_size": 2, "save_steps": 1}
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    assert run("train", whole, reward=reward(), **settings)[0] == 0
+    run("train", whole, reward=reward(), **settings)
     evaluated = 5 + 1 + 3  # all tasks before, an update, and three of the tasks after it
     killing = reward(evaluated, signal.SIGKILL.value)
     given = arguments(**{**SMALL, **settings, "model": model, "output_dir": parts, "reward": killing})
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    killed = subprocess.run(
-        [sys.executable, "-m", "klgrad", "train", *given], env=environment, timeout=120, check=False
-    )
-    assert killed.returncode == -signal.SIGKILL
+    words = [sys.executable, "-m", "klgrad", "train", *given]
+    assert subprocess.run(words, env=environment, timeout=120, check=False).returncode == -signal.SIGKILL
     assert last_complete(parts).name == "checkpoint-1"
-    assert run("train", parts, resume=True, reward=reward())[0] == 0
+    run("train", parts, resume=True, reward=reward())
     assert_same(whole, parts)
 
 
@@ -174,15 +146,13 @@ def unseal(checkpoint):
 
 
 @pytest.mark.slow
-def test_a_damaged_checkpoint_is_passed_over(finished, run, assert_same, parts):
+def test_a_damaged_checkpoint_is_passed_over(finished, run, parts):
     shutil.rmtree(parts / "model")
     unseal(parts / "checkpoint-4")
     unseal(parts / "checkpoint-3")
-    status, text = run("train", parts, resume=True)
-    assert status == 0
-    said = " ".join(text.split())
-    assert "The newest checkpoint is not complete; one before it is used" in said
-    assert "continuing from checkpoint-2" in said
+    text = run("train", parts, resume=True)
+    assert "The newest checkpoint is not complete; one before it is used" in text
+    assert "continuing from checkpoint-2" in text
     assert_same(finished, parts)
     assert is_complete(parts / "checkpoint-4")
 
@@ -202,34 +172,31 @@ def test_older_checkpoints_go_only_when_the_newest_is_sealed(run, tmp_path, monk
     monkeypatch.setattr(checkpoint, "write_whole", dies)
     with pytest.raises(SystemExit):
         run("train", tmp_path / "run", save_total_limit=1)
-    monkeypatch.undo()
     assert last_complete(tmp_path / "run").name == "checkpoint-1"
     assert checkpoints(tmp_path / "run")[0].name == "checkpoint-2"
 
 
-def test_a_run_that_is_over_is_not_trained_further(finished, run, assert_same, parts):
+def test_a_run_that_is_over_is_not_trained_further(finished, run, parts):
     shutil.rmtree(parts / "model")
-    status, text = run("train", parts, resume=True)
-    assert status == 0
-    assert "All updates had been made before." in text
+    assert "All updates had been made before." in run("train", parts, resume=True)
     assert_same(finished, parts)
 
 
 @pytest.mark.parametrize(
-    ("state", "max_steps", "epochs", "over"),
+    ("planned", "epoch", "max_steps", "over"),
     [
-        ({"max_steps": 4, "epoch": 0.06}, 4, 1.0, True),
-        ({"max_steps": 4, "epoch": 0.06}, 5, 1.0, False),
-        ({"max_steps": 4, "epoch": 0.06}, -1, 1.0, False),  # it was planned by max_steps, and an epoch is wanted now
-        ({"max_steps": 4, "epoch": 0.99}, -1, 1.0, True),  # less than one update is left
-        ({"max_steps": 8, "epoch": 0.5}, -1, 1.0, False),
+        (4, 0.06, 4, True),
+        (4, 0.06, 5, False),
+        (4, 0.06, -1, False),  # it was planned by max_steps, and an epoch is wanted now
+        (4, 0.99, -1, True),  # less than one update is left
+        (8, 0.5, -1, False),
     ],
 )
-def test_when_a_run_is_over(state, max_steps, epochs, over, tmp_path):
+def test_when_a_run_is_over(planned, epoch, max_steps, over, tmp_path):
     checkpoint = tmp_path / "checkpoint-4"
     checkpoint.mkdir()
-    (checkpoint / "trainer_state.json").write_text(json.dumps(state))
-    assert is_over(checkpoint, max_steps, epochs) is over
+    (checkpoint / "trainer_state.json").write_text(f'{{"max_steps": {planned}, "epoch": {epoch}}}')
+    assert is_over(checkpoint, max_steps, 1.0) is over
 
 
 @pytest.mark.slow
@@ -248,10 +215,10 @@ def test_a_damaged_checkpoint_does_not_push_out_a_sound_one(run, parts):
     assert [path.name for path in checkpoints(parts)] == ["checkpoint-4", "checkpoint-3"]
     shutil.copytree(parts / "checkpoint-4", parts / "checkpoint-9")
     shutil.rmtree(parts / "model")
-    assert run("train", parts, resume=True, save_total_limit=1)[0] == 0
+    run("train", parts, resume=True, save_total_limit=1)
     assert is_complete(parts / "checkpoint-4")
     assert [path.name for path in checkpoints(parts)] == ["checkpoint-9", "checkpoint-4"]
-    assert "is finished, after 4 updates" in " ".join(run("train", parts, resume=True)[1].split())
+    assert "is finished, after 4 updates" in run("train", parts, resume=True)
 
 
 class Opens:
@@ -276,31 +243,29 @@ def test_no_code_of_a_state_is_executed(tmp_path):
 @pytest.mark.slow
 def test_a_reference_that_moved_is_that_of_the_checkpoint_when_a_run_is_over(run, tmp_path):
     """Killed between its last checkpoint and its last evaluation, whose KL is to the reference as it is by then."""
-    moving = {"sync_ref_model": True, "ref_model_sync_steps": 1, "ref_model_mixup_alpha": 0.5, "eval_every": 0}
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    assert run("train", whole, learning_rate=0.05, **moving)[0] == 0
+    run("train", whole, learning_rate=0.05, **MOVING, ref_model_sync_steps=1, eval_every=0)
     shutil.copytree(whole, parts)
     shutil.rmtree(parts / "model")
     rows = (parts / "history.jsonl").read_text().splitlines(keepends=True)
     assert "evaluation" in rows[-1]
     (parts / "history.jsonl").write_text("".join(rows[:-1]))
-    assert run("train", parts, resume=True)[0] == 0
+    run("train", parts, resume=True)
     assert history(whole) == history(parts)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("more", "expected"), [({}, 0.7), ({"kl_target": 1.0}, None)])
-def test_a_constant_beta_is_a_setting_and_an_adapted_one_is_state(more, expected, run, tmp_path):
+@pytest.mark.parametrize("more", [{}, {"kl_target": 1.0}], ids=["constant", "adapted"])
+def test_a_constant_beta_is_a_setting_and_an_adapted_one_is_state(more, run, tmp_path):
     folder = tmp_path / "run"
-    assert run("train", folder, max_steps=2, eval_size=0, **more)[0] == 0
-    before = json.loads((folder / "history.jsonl").read_text().splitlines()[-1])["kl/coef"]
-    assert run("train", folder, resume=True, max_steps=3, kl_coef=0.7)[0] == 0
-    after = json.loads((folder / "history.jsonl").read_text().splitlines()[-1])["kl/coef"]
-    if expected is None:  # moved by one update, by at most 20% of 1 / kl_horizon
+    run("train", folder, max_steps=2, eval_size=0, **more)
+    run("train", folder, resume=True, max_steps=3, kl_coef=0.7)
+    *_, before, after = (row["kl/coef"] for row in read(folder / "history.jsonl"))
+    if more:  # moved by one update, by at most 20% of 1 / kl_horizon
         assert after == pytest.approx(before, rel=0.01)
         assert after != 0.7
     else:
-        assert after == expected
+        assert after == 0.7
 
 
 # A run that fails before its first update.
@@ -326,13 +291,13 @@ def failing(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_resumption_that_fails_can_be_resumed(failing, run, parts, finished, weights):
+def test_a_resumption_that_fails_can_be_resumed(failing, run, parts, finished):
     shutil.rmtree(parts / "model")
     unseal(parts / "checkpoint-4")
     with pytest.raises(ValueError, match="out of order"):
         run("train", parts, resume=True, reward=failing)
-    assert run("train", parts, resume=True, reward="klgrad.training.data:correct")[0] == 0
-    assert all(torch.equal(x, weights(parts)[name]) for name, x in weights(finished).items())
+    run("train", parts, resume=True, reward="klgrad.training.data:correct")
+    assert same_weights(finished, parts)
 
 
 @pytest.mark.slow
@@ -347,12 +312,10 @@ def test_settings_that_do_not_fit_the_checkpoint_are_refused(change, run, parts,
 def test_a_run_that_made_no_update_begins_again(failing, run, tmp_path):
     """Neither `--resume` nor a new run needs `--overwrite`: nothing was trained."""
     folder = tmp_path / "run"
-    with pytest.raises(ValueError, match="out of order"):
-        run("train", folder, reward=failing, learning_rate=0.5)
-    status, text = run("train", folder, resume=True, reward="klgrad.training.data:correct", max_steps=1)
-    assert status == 0
+    for output in (folder, tmp_path / "new"):
+        with pytest.raises(ValueError, match="out of order"):
+            run("train", output, reward=failing, learning_rate=0.5)
+    text = run("train", folder, resume=True, reward="klgrad.training.data:correct", max_steps=1)
     assert "the run starts again" in text
-    assert json.loads((folder / "run.json").read_text())["settings"]["learning_rate"] == 0.5
-    with pytest.raises(ValueError, match="out of order"):
-        run("train", tmp_path / "new", reward=failing)
-    assert run("train", tmp_path / "new", max_steps=1)[0] == 0
+    assert read(folder / "run.json")["settings"]["learning_rate"] == 0.5
+    run("train", tmp_path / "new", max_steps=1)

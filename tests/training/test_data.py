@@ -7,31 +7,25 @@ import re
 import sys
 import types
 import warnings
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from klgrad.errors import DataError, MissingExtraError, RewardError, SettingError, UnknownNameError
-from klgrad.training.data import (
-    TASKS,
-    checked_reward,
-    correct,
-    data_of,
-    evaluation_rows,
-    integer_in,
-    load_reward,
-    probe,
-    tasks_of,
-    training_rows,
-)
+from klgrad.training import data
+from klgrad.training.data import TASKS, checked_reward, data_of, evaluation_rows, load_reward, probe, training_rows
 from klgrad.training.settings import RunConfig
 
 pytestmark = [pytest.mark.filterwarnings("ignore")]
 
 
-def loaded(settings, seed=0, conversational=False):
-    return data_of(settings, seed, conversational=conversational)
+def loaded(seed=0, conversational=False, **settings):
+    return data_of(RunConfig(**settings), seed, conversational=conversational)
+
+
+def shape(data):
+    """Name, domain and number of prompts of each evaluation set."""
+    return [(each.name, each.domain, len(each.rows)) for each in data.evaluation]
 
 
 # Questions whose answers are right, that repeat by seed, and of which the held-out ones are never trained on.
@@ -58,7 +52,7 @@ def test_answers_are_right_and_not_negative(name, digits):
 
 
 def test_rows_repeat_by_seed():
-    tasks = tasks_of(["arithmetic"])
+    tasks = data.tasks_of(["arithmetic"])
     assert training_rows(tasks, 20, 1, seed=5) == training_rows(tasks, 20, 1, seed=5)
     assert training_rows(tasks, 20, 1, seed=5) != training_rows(tasks, 20, 1, seed=6)
     assert [row["task"] for row in training_rows(tasks, 4, 1, 0)] == ["addition", "subtraction"] * 2
@@ -75,9 +69,8 @@ def test_no_held_out_question_is_trained_on(name):
 
 
 def test_mixed_numbers_have_every_count_of_digits_equally_often():
-    numbers = [
-        n for row in training_rows([TASKS["mixed-addition"]], 2000, 2, 0) for n in re.findall(r"\d+", row["prompt"])
-    ]
+    rows = training_rows([TASKS["mixed-addition"]], 2000, 2, 0)
+    numbers = [number for row in rows for number in re.findall(r"\d+", row["prompt"])]
     short = sum(len(number) == 1 for number in numbers) / len(numbers)
     assert abs(short - (1 + 0.1) / 2) < 0.03  # half of them below 10, and a tenth of the others; 3 standard errors
     assert {len(number) for number in numbers} == {1, 2}
@@ -94,29 +87,27 @@ def test_mixed_numbers_have_every_count_of_digits_equally_often():
     ],
 )  # fmt: skip
 def test_the_number_that_is_meant(text, number):
-    assert integer_in(text) == number
+    assert data.integer_in(text) == number
 
 
 def test_the_reward_takes_chats_and_texts():
     chat = [{"role": "assistant", "content": "It is 5"}]
-    assert correct(completions=[chat, "4", []], answer=["5", "5", "0"], extra=1) == [1.0, 0.0, 0.0]
+    assert data.correct(completions=[chat, "4", []], answer=["5", "5", "0"], extra=1) == [1.0, 0.0, 0.0]
 
 
 def test_the_default_trains_in_the_domain_and_evaluates_both():
-    data = loaded(RunConfig(train_size=10, eval_size=3), conversational=True)
-    assert {row["task"] for row in data.train.to_list()} == {"addition", "subtraction"}
-    assert [(s.name, s.domain, len(s.rows)) for s in data.evaluation] == [
-        ("addition", "in", 3), ("subtraction", "in", 3), ("multiplication", "out", 3), ("maximum", "out", 3),
-        ("word-problems", "out", 3),
-    ]  # fmt: skip
-    assert data.train[0]["prompt"][0]["role"] == "user"
-    assert isinstance(loaded(RunConfig(train_size=1)).train[0]["prompt"], str)
+    made = loaded(train_size=10, eval_size=3, conversational=True)
+    assert {row["task"] for row in made.train.to_list()} == {"addition", "subtraction"}
+    domains = {"addition": "in", "subtraction": "in", "multiplication": "out", "maximum": "out", "word-problems": "out"}
+    assert shape(made) == [(name, domain, 3) for name, domain in domains.items()]
+    assert made.train[0]["prompt"][0]["role"] == "user"
+    assert isinstance(loaded(train_size=1).train[0]["prompt"], str)
 
 
 def test_another_choice_of_tasks():
-    data = loaded(RunConfig(task="maximum", eval_task="addition, maximum", eval_size=2))
-    assert {row["task"] for row in data.train.to_list()} == {"maximum"}
-    assert [(s.name, s.domain) for s in data.evaluation] == [("addition", "out"), ("maximum", "in")]
+    made = loaded(task="maximum", eval_task="addition, maximum", eval_size=2)
+    assert {row["task"] for row in made.train.to_list()} == {"maximum"}
+    assert shape(made) == [("addition", "out", 2), ("maximum", "in", 2)]
 
 
 @pytest.mark.parametrize(
@@ -128,22 +119,14 @@ def test_another_choice_of_tasks():
         ({"task": "addition,reasoning-gym:x"}, SettingError, "one reward judges both"),
         ({"task": "addition", "eval_task": "my.jsonl"}, SettingError, "one reward judges both"),
         ({"task": "a.jsonl,b.jsonl"}, SettingError, "one dataset"),
+        ({"task": "reasoning-gym:chain_sum"}, MissingExtraError, r"klgrad\[gym\]"),  # which is not installed
         ({"reward": "missing.py:f"}, RewardError, "an existing Python file"),
         ({"reward": "json:__doc__"}, RewardError, "a reward function"),
     ],
 )
 def test_what_cannot_be_used(settings, error, said):
     with pytest.raises(error, match=said):
-        loaded(RunConfig(**settings))
-
-
-@pytest.mark.filterwarnings("ignore:2 of 2 training rows")
-def test_prompts_that_are_all_evaluated_on_leave_none_to_train_on(tmp_path):
-    names = [str(tmp_path / name) for name in ("a.jsonl", "b.jsonl")]
-    for name in names:
-        Path(name).write_text('{"prompt": "1 + 1"}\n{"prompt": "1 + 2"}\n')
-    with pytest.raises(DataError, match="at least one prompt"):
-        loaded(RunConfig(task=names[0], eval_task=names[1]))
+        loaded(**settings)
 
 
 def test_two_rewards_of_one_name_are_refused(tmp_path):
@@ -153,36 +136,25 @@ def test_two_rewards_of_one_name_are_refused(tmp_path):
 
     def rewards(*names):
         given = ",".join(f"{tmp_path}/{name}" for name in names)
-        return loaded(RunConfig(reward=given, train_size=1, eval_size=1)).rewards
+        return loaded(reward=given, train_size=1, eval_size=1).rewards
 
     with pytest.raises(SettingError, match=r"received several named 'score'; remedy: rename one of the functions"):
         rewards("a.py:score", "a.py:other", "b.py:score")
     assert [reward.__name__ for reward in rewards("a.py:score", "b.py:other")] == ["score", "other"]
 
 
-@pytest.fixture
-def file(tmp_path):
-    def write(rows, name="prompts.jsonl"):
-        path = tmp_path / name
-        path.write_text("\n".join(map(json.dumps, rows)))
-        return str(path)
-
-    return write
+def numbered(*numbers):
+    return [{"prompt": str(i)} for i in numbers]
 
 
-def test_a_file_of_prompts_keeps_some_for_evaluation(file):
-    path = file([{"prompt": f"say {i}", "wanted": i} for i in range(20)])
-    data = loaded(RunConfig(task=path, eval_size=4), conversational=True)
-    (held_out,) = data.evaluation
-    assert (held_out.name, held_out.domain, len(held_out.rows), len(data.train)) == (path, "in", 4, 16)
-    asked = [row["prompt"] for row in (*data.train.to_list(), *held_out.rows)]
-    assert sorted(x[0]["content"] for x in asked) == sorted(f"say {i}" for i in range(20))
-    assert data.rewards == []
-
-
-def test_a_file_whose_name_looks_like_a_pattern(file):
-    path = file([{"prompt": str(i)} for i in range(5)], "[x]p.jsonl")
-    assert len(loaded(RunConfig(task=path, eval_size=0)).train) == 5
+def test_a_file_of_prompts_keeps_some_for_evaluation(jsonl):
+    """Also one whose name looks like a pattern."""
+    path = jsonl([{"prompt": f"say {i}", "wanted": i} for i in range(20)], "[x]p.jsonl")
+    made = loaded(task=path, eval_size=4, conversational=True)
+    assert shape(made) == [(path, "in", 4)]
+    asked = [row["prompt"][0]["content"] for row in (*made.train.to_list(), *made.evaluation[0].rows)]
+    assert sorted(asked) == sorted(f"say {i}" for i in range(20))
+    assert made.rewards == []
 
 
 def prompts(rows):
@@ -190,46 +162,41 @@ def prompts(rows):
 
 
 @pytest.mark.parametrize("chat", [False, True])
-def test_a_prompt_that_is_asked_twice_is_on_one_side(file, chat):
+def test_a_prompt_that_is_asked_twice_is_on_one_side(jsonl, chat):
     """Whatever the order of the rows; and held out once."""
     said = [[{"role": "user", "content": str(i)}] if chat else str(i) for i in range(20)]
     rows = [{"prompt": said[i % 20], "n": i} for i in range(60)]
     found = []
     for order in (rows, rows[::-1]):
         with warnings.catch_warnings(action="error"):  # none had to be left out
-            data = loaded(RunConfig(task=file(order), eval_size=4))
-        held_out = data.evaluation[0].rows
+            made = loaded(task=jsonl(order), eval_size=4)
+        held_out = made.evaluation[0].rows
         assert len(held_out) == len(prompts(held_out)) == 4
-        assert not prompts(data.train) & prompts(held_out)
-        assert len(data.train) == 60 - 3 * 4
+        assert not prompts(made.train) & prompts(held_out)
+        assert len(made.train) == 60 - 3 * 4
         found.append(prompts(held_out))
     assert found[0] == found[1]
 
 
-def test_evaluating_on_what_is_trained_on_holds_some_out(file, tmp_path):
-    path = file([{"prompt": str(i)} for i in range(20)])
+def test_evaluating_on_what_is_trained_on_holds_some_out(jsonl, tmp_path):
+    path = jsonl(numbered(*range(20)))
     for same in (path, f"{tmp_path}/../{tmp_path.name}/prompts.jsonl"):
-        data = loaded(RunConfig(task=path, eval_task=same, eval_size=4))
-        assert [(each.domain, len(each.rows)) for each in data.evaluation] == [("in", 4)]
-        assert not prompts(data.train) & prompts(data.evaluation[0].rows)
+        made = loaded(task=path, eval_task=same, eval_size=4)
+        assert shape(made) == [(same, "in", 4)]
+        assert not prompts(made.train) & prompts(made.evaluation[0].rows)
 
 
-def test_other_files_are_out_of_the_domain_unless_they_share_prompts(file, tmp_path):
-    path = file([{"prompt": str(i)} for i in range(20)])
-    (tmp_path / "a").mkdir()
-    (tmp_path / "b").mkdir()
-    other = file([{"prompt": f"other {i}"} for i in range(9)], "a/test.jsonl")
-    shared = file([{"prompt": str(i)} for i in (3, 4, 99)], "b/test.jsonl")
-    data = loaded(RunConfig(task=path, eval_task=f"{other},{shared}", eval_size=5))
-    assert [(each.name, each.domain, len(each.rows)) for each in data.evaluation] == [
-        (other, "out", 5), (shared, "in", 3),
-    ]  # fmt: skip
-    assert prompts(data.train) == {json.dumps(str(i)) for i in range(20) if i not in (3, 4)}
+def test_other_files_are_out_of_the_domain_unless_they_share_prompts(jsonl):
+    path = jsonl(numbered(*range(20)))
+    other = jsonl([{"prompt": f"other {i}"} for i in range(9)], "a/test.jsonl")
+    shared = jsonl(numbered(3, 4, 99), "b/test.jsonl")
+    made = loaded(task=path, eval_task=f"{other},{shared}", eval_size=5)
+    assert shape(made) == [(other, "out", 5), (shared, "in", 3)]
+    assert prompts(made.train) == {json.dumps(str(i)) for i in range(20) if i not in (3, 4)}
     with pytest.warns(UserWarning, match="2 of 20 training rows have prompts that are evaluated on"):
-        loaded(RunConfig(task=path, eval_task=shared))
-    all_of_it = file([{"prompt": str(i)} for i in range(20)], "b/copy.jsonl")
-    with pytest.raises(DataError, match="that is not evaluated on"):
-        loaded(RunConfig(task=path, eval_task=all_of_it))
+        loaded(task=path, eval_task=shared)
+    with pytest.raises(DataError, match="at least one prompt that is not evaluated on"):
+        loaded(task=path, eval_task=jsonl(numbered(*range(20)), "b/copy.jsonl"))
 
 
 def test_configuration_and_split_of_a_dataset(monkeypatch):
@@ -242,21 +209,16 @@ def test_configuration_and_split_of_a_dataset(monkeypatch):
         return datasets.Dataset.from_list([{"prompt": f"{split} {i}"} for i in range(10)])
 
     monkeypatch.setattr(datasets, "load_dataset", load)
-    given = {"task": "some/where", "dataset_config": "main", "dataset_split": "training"}
-    data = loaded(RunConfig(**given, dataset_eval_split="test", eval_size=4))
+    splits = {"dataset_config": "main", "dataset_split": "training", "dataset_eval_split": "test"}
+    made = loaded(task="some/where", **splits, eval_size=4)
     assert asked == [("some/where", "main", "training"), ("some/where", "main", "test")]
-    assert [(each.name, each.domain, len(each.rows)) for each in data.evaluation] == [("some/where", "in", 4)]
-    assert len(data.train) == 10
+    assert shape(made) == [("some/where", "in", 4)]
+    assert len(made.train) == 10
 
 
-def test_a_file_without_prompts(file):
+def test_a_file_without_prompts(jsonl):
     with pytest.raises(DataError, match=r"a column `prompt`; received .* with question"):
-        loaded(RunConfig(task=file([{"question": "x"}])))
-
-
-def test_without_reasoning_gym_the_extra_is_named():
-    with pytest.raises(MissingExtraError, match=r"klgrad\[gym\]"):
-        loaded(RunConfig(task="reasoning-gym:chain_sum"))
+        loaded(task=jsonl([{"question": "x"}]))
 
 
 class Sums(list):
@@ -272,21 +234,18 @@ def test_reasoning_gym_by_name(monkeypatch):
         {"question": f"{name} {i} + {seed}", "answer": str(i + seed)} for i in range(size)
     )
     monkeypatch.setitem(sys.modules, "reasoning_gym", types.SimpleNamespace(create_dataset=made))
-    settings = RunConfig(task="reasoning-gym:sum", train_size=8, eval_size=2)
-    data = data_of(settings, seed=7, conversational=False)
-    (held_out,) = data.evaluation
-    rows: list[Any] = sorted([*data.train, *held_out.rows], key=lambda row: row["entry"])
-    assert (held_out.name, held_out.domain, len(data.train)) == ("reasoning-gym:sum", "in", 8)
+    settings = {"task": "reasoning-gym:sum", "train_size": 8, "eval_size": 2, "seed": 7}
+    made = loaded(**settings)
+    rows: list[Any] = sorted([*made.train, *made.evaluation[0].rows], key=lambda row: row["entry"])
+    assert shape(made) == [("reasoning-gym:sum", "in", 2)]
     assert [row["prompt"] for row in rows] == [f"sum {i} + 7" for i in range(10)]
     columns = {name: [row[name] for row in rows[:4]] for name in ("task", "entry")}
     texts = ["7", " 8 ", "I think <answer>9</answer>", "<answer> 1 </answer>"]
-    assert data.rewards[0](completions=texts, **columns) == [1.0, 1.0, 1.0, 0.01]
-    settings.eval_task = "reasoning-gym:other, reasoning-gym:sum"
-    sets = data_of(settings, seed=7, conversational=False).evaluation
-    assert {s.name: (s.domain, s.rows[0]["prompt"].split()[0]) for s in sets} == {
-        "reasoning-gym:sum": ("in", "sum"),
-        "reasoning-gym:other": ("out", "other"),
-    }
+    assert made.rewards[0](completions=texts, **columns) == [1.0, 1.0, 1.0, 0.01]
+    sets = loaded(**settings, eval_task="reasoning-gym:other, reasoning-gym:sum").evaluation
+    assert {(s.name, s.domain, s.rows[0]["prompt"].split()[0]) for s in sets} == {
+        ("reasoning-gym:sum", "in", "sum"), ("reasoning-gym:other", "out", "other"),
+    }  # fmt: skip
 
 
 # Rewards that are no numbers are found before training; the error names the function.

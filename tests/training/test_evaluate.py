@@ -1,6 +1,6 @@
 """An evaluation measures, and training does not notice it."""
 
-import json
+import itertools
 import math
 import random
 from dataclasses import replace
@@ -8,26 +8,24 @@ from dataclasses import replace
 import numpy
 import pytest
 import torch
+from training.conftest import read, same_weights
+from training.small import SMALL, arguments
 
 from klgrad.errors import MeaningError, SettingError
 from klgrad.support import finite
+from klgrad.training.build import build, models_of
 from klgrad.training.evaluate import SAMPLES, apart_from_rng as apart, mean_reward
 from klgrad.training.report import score
 from klgrad.training.run import evaluation_line
+from klgrad.training.settings import parse
 from klgrad.trl.compat import tokenize_prompts
 
 pytestmark = [pytest.mark.filterwarnings("ignore")]
 
 
 def test_random_numbers_go_on_as_if_nothing_had_been_drawn():
-    def drawn():
-        return random.random(), numpy.random.rand(), float(torch.rand(()))
-
-    def seeded():
-        random.seed(1)
-        numpy.random.seed(1)
-        torch.manual_seed(1)
-
+    drawn = lambda: (random.random(), numpy.random.rand(), float(torch.rand(())))
+    seeded = lambda: [seed(1) for seed in (random.seed, numpy.random.seed, torch.manual_seed)]
     seeded()
     expected = drawn(), drawn()
     seeded()
@@ -42,22 +40,16 @@ def test_random_numbers_go_on_as_if_nothing_had_been_drawn():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", ["train", "distill"])
-def test_training_is_the_same_with_and_without(command, run, weights, tmp_path):
+def test_training_is_the_same_with_and_without(command, run, tmp_path):
     for every, name in ((0, "without"), (1, "with")):
-        assert run(command, tmp_path / name, eval_every=every, max_steps=3)[0] == 0
-    a, b = weights(tmp_path / "without"), weights(tmp_path / "with")
-    assert all(torch.equal(a[name], b[name]) for name in a)
-    rows = [json.loads(line) for line in (tmp_path / "with" / "history.jsonl").read_text().splitlines()]
+        run(command, tmp_path / name, eval_every=every, max_steps=3)
+    assert same_weights(tmp_path / "without", tmp_path / "with")
+    rows = read(tmp_path / "with" / "history.jsonl")
     assert [row["step"] for row in rows if "evaluation" in row] == [0, 1, 2, 3]
 
 
 @pytest.fixture
 def trainer(model, tmp_path):
-    from training.small import SMALL, arguments
-
-    from klgrad.training.build import build, models_of
-    from klgrad.training.settings import parse
-
     def made(command="train", **settings):
         which = {"model": model} if command == "train" else {"model": f"{model}:2", "teacher": model}
         settings = parse(command, arguments(**{**SMALL, **which, "output_dir": tmp_path, **settings}))
@@ -125,15 +117,22 @@ def test_a_model_is_at_0_from_itself_and_away_from_another(trainer):
     assert found["per_sequence"]["mean"] > found["per_token"]["mean"]
 
 
+def next_log_probs(model, prompt, completion):
+    """(T, V) after the prompt and after each token."""
+    ids = torch.tensor([[*prompt, *completion]])
+    return model(ids, use_cache=False).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
+
+
+def prompts_of(trainer, task):
+    return tokenize_prompts(trainer, [row["prompt"] for row in task.rows])
+
+
 def test_greedy_is_the_likeliest(trainer):
     made, evaluator = trainer()
-    rows = evaluator.sets[0].rows
-    prompts = tokenize_prompts(made, [row["prompt"] for row in rows])
-    completions = evaluator.sample(made, rows, greedily=True)
-    for prompt, completion in zip(prompts, completions, strict=True):
-        ids = torch.tensor([[*prompt, *completion]])
-        likeliest = made.model(ids, use_cache=False).logits[0, len(prompt) - 1 : -1].argmax(-1)
-        assert likeliest.tolist() == completion
+    task = evaluator.sets[0]
+    completions = evaluator.sample(made, task.rows, greedily=True)
+    for prompt, completion in zip(prompts_of(made, task), completions, strict=True):
+        assert next_log_probs(made.model, prompt, completion).argmax(-1).tolist() == completion
     assert made.generation_config.do_sample
 
 
@@ -150,7 +149,7 @@ def test_greedy_decoding_is_reported_beside_sampling_and_changes_none_of_it(trai
 
 @pytest.mark.slow
 def test_a_greedy_run(run, tmp_path):
-    text = run("train", tmp_path / "run", eval_greedy=True, max_steps=1)[1]
+    text = run("train", tmp_path / "run", eval_greedy=True, max_steps=1)
     assert "addition (in-domain, 4)" in text
     assert "addition, greedy (in-domain, 4)" in text
     with pytest.raises(SettingError, match="`eval_greedy` without `use_vllm`"):
@@ -172,21 +171,16 @@ def test_rewards_are_of_the_right_rows(trainer, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_dataset_with_completions_of_its_own(run, tmp_path):
+def test_a_dataset_with_completions_of_its_own(run, tmp_path, jsonl):
     """TRL does not hand them to reward functions, and neither does an evaluation."""
-    rows = [
-        {"prompt": f"Compute {i} + 1", "answer": str(i + 1), "completion_ids": [1], "completion": "x"}
-        for i in range(20)
-    ]
-    (tmp_path / "own.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    given = {"task": tmp_path / "own.jsonl", "reward": "klgrad.training.data:correct", "max_steps": 1}
-    assert run("train", tmp_path / "run", **given)[0] == 0
+    own = {"completion_ids": [1], "completion": "x"}
+    task = jsonl([{"prompt": f"Compute {i} + 1", "answer": str(i + 1), **own} for i in range(20)])
+    run("train", tmp_path / "run", task=task, reward="klgrad.training.data:correct", max_steps=1)
 
 
-def test_too_few_prompts_for_one_update(run, tmp_path):
-    rows = [{"prompt": f"Compute {i} + 1", "answer": str(i + 1)} for i in range(5)]
-    (tmp_path / "few.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    given = {"task": tmp_path / "few.jsonl", "reward": "klgrad.training.data:correct", "eval_size": 0}
+def test_too_few_prompts_for_one_update(run, tmp_path, jsonl):
+    task = jsonl([{"prompt": f"Compute {i} + 1", "answer": str(i + 1)} for i in range(5)])
+    given = {"task": task, "reward": "klgrad.training.data:correct", "eval_size": 0}
     with pytest.raises(MeaningError, match=r"at least 8 prompts.*received 5; .*not one update would be made"):
         run("train", tmp_path / "run", **given, max_steps=3, per_device_train_batch_size=32)
     with pytest.raises(MeaningError, match=r"at least 2 prompts.*received 1; "):
@@ -203,27 +197,18 @@ def test_a_distillation_is_compared_with_its_teacher(estimator, trainer):
     assert first == again
     (name,) = evaluator.comparison.teachers
     assert set(first["rewards"]) == {"student", name}
-    kept, task = evaluator.comparison.kept, evaluator.sets[0]
-    greedy = kept[name, task.name, True][0]
-    prompts = tokenize_prompts(made, [row["prompt"] for row in task.rows])
-    ids = torch.tensor([[*prompts[0], *greedy[0]]])
-    assert made.ref_model(ids, use_cache=False).logits[0, len(prompts[0]) - 1 : -1].argmax(-1).tolist() == greedy[0]
-
-    def log_probs(one, prompt, completion):
-        logits = one(torch.tensor([[*prompt, *completion]]), use_cache=False).logits[0, len(prompt) - 1 : -1]
-        return logits.log_softmax(-1)
-
+    kept, task, models = evaluator.comparison.kept, evaluator.sets[0], (made.model, made.ref_model)
+    prompt, greedy = prompts_of(made, task)[0], kept[name, task.name, True][0][0]
+    assert next_log_probs(made.ref_model, prompt, greedy).argmax(-1).tolist() == greedy
     kl, mass, counts = [], [], []
     for task in evaluator.sets:
-        prompts = tokenize_prompts(made, [row["prompt"] for row in task.rows])
-        taught = [row for part in kept[name, task.name, False] for row in part]
-        own = [row for part in kept["student", task.name, False] for row in part]
-        for prompt, by_teacher, by_student in zip(prompts, taught, own, strict=True):
-            log_p, log_q = (log_probs(one, prompt, by_teacher) for one in (made.model, made.ref_model))
+        taught, own = (itertools.chain(*kept[whose, task.name, False]) for whose in (name, "student"))
+        for prompt, by_teacher, by_student in zip(prompts_of(made, task), taught, own, strict=True):
+            log_p, log_q = (next_log_probs(one, prompt, by_teacher) for one in models)
             exact = (log_q.exp() * (log_q - log_p)).sum(-1)
             away = (log_p - log_q).gather(-1, torch.tensor(by_teacher)[:, None])[:, 0]
             kl += (exact if estimator == "exact" else away.exp() - 1 - away).tolist()
-            log_p, log_q = (log_probs(one, prompt, by_student) for one in (made.model, made.ref_model))
+            log_p, log_q = (next_log_probs(one, prompt, by_student) for one in models)
             mass += log_p.exp().gather(-1, log_q.topk(16).indices).sum(-1).tolist()
             counts.append(len(by_student))
     assert first["forward_kl"]["per_token"]["mean"] == pytest.approx(sum(kl) / len(kl), rel=1e-5)
@@ -235,12 +220,7 @@ def test_a_distillation_is_compared_with_its_teacher(estimator, trainer):
 
 @pytest.mark.slow
 def test_a_run_with_two_teachers(run, model, tmp_path):
-    settings = {
-        "model": f"{model}:2",
-        "teacher": f"big={model},small={model}:1",
-        "kl_divergence": "jensen-shannon(0.2)",
-    }
-    status, text = run("distill", tmp_path / "run", max_steps=2, **settings)
-    assert status == 0, text
+    models = {"model": f"{model}:2", "teacher": f"big={model},small={model}:1"}
+    text = run("distill", tmp_path / "run", max_steps=2, **models, kl_divergence="jensen-shannon(0.2)")
     for words in ("jensen-shannon(0.2)", "big, greedy", "small, sampled", "student, greedy"):
         assert words in text

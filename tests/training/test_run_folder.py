@@ -7,11 +7,8 @@ import subprocess
 import sys
 
 import pytest
-import torch
-from training.conftest import contents
-from typer.testing import CliRunner
+from training.conftest import contents, invoke, read, same_weights
 
-from klgrad.cli import app
 from klgrad.errors import RunError
 from klgrad.training import run_folder
 from klgrad.training.checkpoint import SEAL
@@ -23,10 +20,6 @@ from klgrad.training.settings import parse
 pytestmark = [pytest.mark.filterwarnings("ignore")]
 
 # A history that is damaged or lost.
-
-
-def invoke(*given):
-    return CliRunner().invoke(app, [str(x) for x in given])
 
 
 @pytest.mark.parametrize("line", [b"\xff\xfe", b'{"step": "a"}'])
@@ -68,11 +61,11 @@ def test_a_later_evaluation_is_not_called_before(tmp_path):
     summary = summarise(History(tmp_path).rows())
     assert summary["before"] is None
     assert summary["after_updates"] == 6
-    assert "0.250" not in text_of(table_of(summary))
-    assert "0.750 ± 0.125" in text_of(table_of(summary))
-    compared = text_of(table(load([tmp_path])))
-    assert "0.750 ± 0.125" in compared
-    assert "->" not in compared
+    for shown in (table_of(summary), table(load([tmp_path]))):
+        text = text_of(shown)
+        assert "0.750 ± 0.125" in text
+        assert "0.250" not in text
+        assert "->" not in text
 
 
 # A run that is replaced is kept until the new one has made an update; what that starts from is never deleted.
@@ -91,7 +84,7 @@ def test_an_overwrite_that_cannot_start_leaves_the_old_run_as_it_was(run, tmp_pa
         run("train", folder, overwrite=True, reward=f"{tmp_path / 'reward.py'}:fail", **QUIET)
     assert contents(folder) == before
     (folder / "notes.txt").write_text("mine")
-    assert run("train", folder, overwrite=True, seed=5, **QUIET)[0] == 0
+    run("train", folder, overwrite=True, seed=5, **QUIET)
     assert contents(folder)["run.json"] != before["run.json"]
     assert [path.name for path in folder.glob("checkpoint-*")] == ["checkpoint-1"]
     assert {row["step"] for row in History(folder).rows()} == {1}
@@ -115,14 +108,14 @@ def test_a_run_of_epochs_can_be_made_longer(flag, run, tmp_path):
     folder = tmp_path / "run"
     epochs = {"eval_size": 0, "max_steps": None, "train_size": 8}
     run("train", folder, num_train_epochs=1, **epochs)
-    summary = json.loads((folder / "summary.json").read_text())
+    summary = read(folder / "summary.json")
     assert summary["num_train_epochs"] == 1
     if not flag:  # as after a kill between the first update of `--resume --num_train_epochs 3` and its first checkpoint
-        recorded = json.loads((folder / "run.json").read_text())
+        recorded = read(folder / "run.json")
         recorded["settings"]["num_train_epochs"] = 3
         (folder / "run.json").write_text(json.dumps(recorded))
-    assert run("train", folder, resume=True, **({"num_train_epochs": 3} if flag else {}))[0] == 0
-    assert json.loads((folder / "summary.json").read_text())["updates"] == 3 * summary["updates"]
+    run("train", folder, resume=True, **({"num_train_epochs": 3} if flag else {}))
+    assert read(folder / "summary.json")["updates"] == 3 * summary["updates"]
 
 
 # One run per output folder.
@@ -185,34 +178,27 @@ def test_a_run_beside_a_live_one_changes_nothing(how, run, parts):
 def test_a_lock_file_is_not_a_run(run, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / run_folder.LOCK).write_text("")
-    assert run("train", tmp_path / "run", max_steps=1, eval_size=0)[0] == 0
+    run("train", tmp_path / "run", **QUIET)
     assert not (tmp_path / "run" / run_folder.LOCK).exists()
 
 
 # `--resume` deletes nothing that took training to make.
 
 
-def without_checkpoints(folder):
+def damage(folder, what):
     for path in folder.glob("checkpoint-*"):
-        shutil.rmtree(path)
+        shutil.rmtree(path) if what == "no checkpoints" else (path / SEAL).unlink()
 
 
-def with_incomplete_checkpoints(folder):
-    for path in folder.glob("checkpoint-*"):
-        (path / SEAL).unlink()
-
-
-@pytest.mark.parametrize("damage", [without_checkpoints, with_incomplete_checkpoints, lambda _: None])
+@pytest.mark.parametrize("what", ["no checkpoints", "incomplete checkpoints", None])
 @pytest.mark.parametrize("more", [{}, {"max_steps": 2}])
-def test_a_finished_run_is_left_as_it_is(damage, more, run, parts):
-    damage(parts)
+def test_a_finished_run_is_left_as_it_is(what, more, run, parts):
+    if what is not None:
+        damage(parts, what)
     before = contents(parts)
-    status, text = run("train", parts, resume=True, **more)
-    assert status == 0
-    said = " ".join(text.split())
-    assert "is finished, after 4 updates." in said
-    is_whole = damage not in (without_checkpoints, with_incomplete_checkpoints)
-    assert ("To make it longer, give a larger --max_steps" in said) == is_whole  # else it would be refused
+    text = run("train", parts, resume=True, **more)
+    assert "is finished, after 4 updates." in text
+    assert ("To make it longer, give a larger --max_steps" in text) == (what is None)  # else it would be refused
     assert contents(parts) == before
 
 
@@ -221,9 +207,9 @@ def test_a_finished_run_without_checkpoints_of_epochs(run, tmp_path):
     """Its length is not in its settings, but a longer one is not the one that is finished."""
     folder = tmp_path / "run"
     epochs = {"max_steps": None, "num_train_epochs": 1, "train_size": 4, "save_strategy": "no", "eval_size": 0}
-    assert run("train", folder, **epochs)[0] == 0
+    run("train", folder, **epochs)
     before = contents(folder)
-    assert run("train", folder, resume=True)[0] == 0
+    run("train", folder, resume=True)
     with pytest.raises(RunError, match=r"which has history\.jsonl, summary\.json, model"):
         run("train", folder, resume=True, num_train_epochs=2)
     assert contents(folder) == before
@@ -238,7 +224,7 @@ LEFT = {
 @pytest.mark.parametrize("left", LEFT)
 def test_what_would_be_lost_is_named_and_kept(left, run, parts):
     LEFT[left](parts)
-    without_checkpoints(parts)
+    damage(parts, "no checkpoints")
     before = contents(parts)
     with pytest.raises(RunError, match=left) as refused:
         run("train", parts, resume=True, max_steps=6)
@@ -247,26 +233,22 @@ def test_what_would_be_lost_is_named_and_kept(left, run, parts):
 
 
 @pytest.mark.slow
-def test_it_begins_again_where_that_is_asked_for(run, parts, finished, weights):
+def test_it_begins_again_where_that_is_asked_for(run, parts, finished):
     shutil.rmtree(parts / "model")
-    with_incomplete_checkpoints(parts)
-    status, text = run("train", parts, resume=True, overwrite=True)
-    assert status == 0
-    assert "starts again" in text
-    assert all(torch.equal(x, weights(parts)[name]) for name, x in weights(finished).items())
+    damage(parts, "incomplete checkpoints")
+    assert "starts again" in run("train", parts, resume=True, overwrite=True)
+    assert same_weights(finished, parts)
 
 
 @pytest.mark.slow
-def test_a_lost_summary_is_made_up_for_from_the_last_checkpoint(run, parts, weights, finished):
+def test_a_lost_summary_is_made_up_for_from_the_last_checkpoint(run, parts, finished):
     (parts / "summary.json").unlink()
     (parts / "history.jsonl").unlink()
-    status, text = run("train", parts, resume=True)
-    assert status == 0
-    assert "All updates had been made before." in text
-    summary = json.loads((parts / "summary.json").read_text())
+    assert "All updates had been made before." in run("train", parts, resume=True)
+    summary = read(parts / "summary.json")
     assert summary["updates"] == summary["after_updates"] == 4
     assert summary["before"] is None  # nobody knows any more
-    assert all(torch.equal(x, weights(parts)[name]) for name, x in weights(finished).items())
+    assert same_weights(finished, parts)
 
 
 @pytest.mark.parametrize("settings", [None, [1], 5])

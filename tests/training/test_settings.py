@@ -14,28 +14,32 @@ from klgrad.trl.config import MeaningWarning
 # Flags over a file over a preset over TRL; what cannot be understood is named with its nearest.
 
 
-CPU = ("--use_cpu",)
+def parsed(command, *words, **settings):
+    """The settings of a command line on a CPU."""
+    return parse(command, [*words, *arguments(**settings), "--use_cpu"])
 
 
 def test_flags_win_over_the_file_and_the_file_over_the_preset(yaml):
     file = yaml("quick: true\nlearning_rate: 3e-5\nkl_coef: 0.5\nmodel: smollm2:20\n")
-    found = parse("train", [*file, "--kl_coef", "0.25", *CPU])
+    found = parsed("train", *file, kl_coef=0.25)
     assert found.training.kl_coef == 0.25
     assert found.training.learning_rate == 3e-5
     assert found.training.num_generations == 4  # of the preset
     assert found.training.epsilon == 0.2  # of TRL
     assert found.policy.model_name_or_path == "smollm2:20"
-    assert parse("train", ["--model", "smollm2:20", *CPU]).policy.model_name_or_path == "smollm2:20"
+    assert parsed("train", model="smollm2:20").policy.model_name_or_path == "smollm2:20"
 
 
-def test_a_model_of_ones_own_gets_trls_defaults():
-    assert parse("train", ["--model", "some/where", *CPU]).training.max_completion_length == 512
-    assert parse("train", [*CPU]).training.max_completion_length == 32
-
-
-def test_epochs_are_not_overruled_by_a_preset():
-    assert parse("train", ["--num_train_epochs", "2", *CPU]).training.max_steps == -1
-    assert parse("train", [*CPU]).training.max_steps > 0
+def test_what_the_presets_are_for():
+    """A model of one's own gets TRL's defaults; epochs are not overruled; a quick run saves and evaluates half way."""
+    default, quick = parsed("train"), parsed("train", quick=True)
+    assert parsed("train", model="some/where").training.max_completion_length == 512
+    assert default.training.max_completion_length == 32
+    assert parsed("train", num_train_epochs=2).training.max_steps == -1
+    assert default.training.max_steps > 0
+    assert (quick.training.max_steps, quick.training.save_steps, quick.run.eval_every) == (10, 5, 5)
+    no = parsed("train", quick=True, weights_only="false")
+    assert [each.run.weights_only for each in (quick, no, default)] == [True, False, False]
 
 
 @pytest.fixture
@@ -53,75 +57,70 @@ def own(tmp_path):
 
 @pytest.mark.parametrize("command", ["train", "distill"])
 def test_a_term_of_ones_own_takes_the_place_of_the_settings(own, command):
-    huber = parse(command, ["--kl", f"{own}:huber", *CPU])
-    same = ["--kl_divergence", "huber(1)", "--kl_level", "token", "--kl_estimator", "sampled"]
-    assert huber.training.objective == parse(command, [*same, *CPU]).training.objective
-    cubic = parse(command, ["--kl", f"{own}:cubic", *CPU])
+    huber = parsed(command, kl=f"{own}:huber")
+    same = parsed(command, kl_divergence="huber(1)", kl_level="token", kl_estimator="sampled")
+    assert huber.training.objective == same.training.objective
+    cubic = parsed(command, kl=f"{own}:cubic")
     assert formula(cubic).startswith("∇ cubic, token level = E_π[ Σ_t (l_t + l_t^3) ∇log π(y_t) ]")
     assert json.loads(cubic.training.to_json_string())["kl_divergence"] == "cubic"
 
 
-def test_a_term_and_settings_of_another_are_refused(own):
-    with pytest.raises(SettingError, match="no setting of the term beside `kl`; received kl_level"):
-        parse("train", ["--kl", f"{own}:huber", "--kl_level", "sequence", *CPU])
-    with pytest.raises(SettingError, match=r"the name of a KLTerm; received .*number, a int"):
-        parse("train", ["--kl", f"{own}:number", *CPU])
-    with pytest.raises(UnknownNameError, match="huber"):
-        parse("train", ["--kl", f"{own}:hubr", *CPU])
+@pytest.mark.parametrize(
+    ("name", "more", "error", "said"),
+    [
+        ("huber", {"kl_level": "sequence"}, SettingError, "no setting of the term beside `kl`; received kl_level"),
+        ("number", {}, SettingError, r"the name of a KLTerm; received .*number, a int"),
+        ("hubr", {}, UnknownNameError, "huber"),
+    ],
+)
+def test_a_term_and_settings_of_another_are_refused(name, more, error, said, own):
+    with pytest.raises(error, match=said):
+        parsed("train", kl=f"{own}:{name}", **more)
 
 
-def test_distillation_is_only_the_kl():
-    found = parse("distill", [*CPU])
-    assert (found.training.teacher, found.training.kl_coef, found.training.objective.exact) == ("smollm2", 1.0, True)
+@pytest.mark.parametrize("same", [{}, {"kl_discount": 0}, {"kl_level": "token"}, {"kl_coef": 2}, {"kl_memory": 512}])
+def test_distillation_uses_completions_again_where_that_needs_no_weights(same):
+    found = parsed("distill", **same)
+    training = found.training
+    assert (training.teacher, training.kl_coef) == ("smollm2", same.get("kl_coef", 1.0))
+    assert training.objective.exact
     assert found.policy.model_name_or_path is None
-
-
-def test_distillation_uses_completions_again_where_that_needs_no_weights():
-    found = parse("distill", [*CPU])
-    assert (found.training.num_iterations, found.training.lr_scheduler_type) == (8, "cosine")
+    assert (training.num_iterations, training.learning_rate, training.max_steps) == (8, 6e-4, 320)
+    assert training.lr_scheduler_type == "cosine"
     assert formula(found).startswith("∇ KL(π‖ref) of the next token, at the prefixes of μ = E_μ[ Σ_t ∇KL_t ]")
     assert formula(found).endswith("; μ is what sampled the completions (num_iterations=8)")
-    for same in (["--kl_discount", "0"], ["--kl_level", "token"], ["--kl_coef", "2"], ["--kl_memory", "512"]):
-        again = parse("distill", [*same, *CPU]).training
-        assert (again.num_iterations, again.learning_rate, again.max_steps) == (8, 6e-4, 320)
 
 
 @pytest.mark.parametrize("uses", [2, 4])
 def test_fewer_uses_of_each_batch_leave_the_number_of_completions(uses):
-    found = parse("distill", ["--num_iterations", str(uses), *CPU]).training
+    found = parsed("distill", num_iterations=uses).training
     assert (found.num_iterations, found.max_steps) == (uses, 40 * uses)
 
 
 @pytest.mark.parametrize(
     "other",
     [
-        ["--kl_discount", "0.5"],
-        ["--kl_estimator", "k1"],
-        ["--kl_top_k", "64"],
-        ["--kl_baseline", "leave_one_out", "--kl_discount", "0.5"],
-        ["--kl_divergence", "forward", "--kl_level", "token"],
-        ["--reward", "a:b"],
-        ["--num_iterations", "1"],
+        {"kl_discount": 0.5},
+        {"kl_estimator": "k1"},
+        {"kl_top_k": 64},
+        {"kl_baseline": "leave_one_out", "kl_discount": 0.5},
+        {"kl_divergence": "forward", "kl_level": "token"},
+        {"reward": "a:b"},
+        {"num_iterations": 1},
     ],
 )
 def test_any_other_distillation_samples_anew(other):
-    found = parse("distill", [*other, *CPU])
+    found = parsed("distill", **other)
     assert (found.training.num_iterations, found.training.learning_rate, found.training.max_steps) == (1, 3e-4, 40)
     assert "; on-policy" in formula(found)
 
 
-@pytest.mark.parametrize("name", ["kl_discount", "num_iterations"])
-def test_what_a_preset_looks_at_is_still_checked(name, yaml):
-    with pytest.raises(SettingError):
-        parse("distill", [*yaml(f"{name}: much\n"), *CPU])
-
-
 def test_what_changes_the_meaning_is_announced_and_not_warned_of_twice(recwarn):
-    found = parse("train", ["--top_p", "0.9", "--num_iterations", "2", *CPU])
-    notes = [line for line in objective_lines(found) if line.startswith("note: ")]
+    noted = lambda found: [line for line in objective_lines(found) if line.startswith("note: ")]
+    notes = noted(parsed("train", top_p=0.9, num_iterations=2))
     assert ["top_p=0.9" in line or "uncorrected" in line for line in notes] == [True, True]
     assert not [each for each in recwarn if issubclass(each.category, MeaningWarning)]
-    assert not [line for line in objective_lines(parse("train", [*CPU])) if line.startswith("note: ")]
+    assert not noted(parsed("train"))
 
 
 @pytest.mark.parametrize(
@@ -136,25 +135,29 @@ def test_what_changes_the_meaning_is_announced_and_not_warned_of_twice(recwarn):
         (["--config"], SettingError, "--config: expected one argument"),
         (["--config", "missing.yaml"], SettingError, "No such file"),
         (["stray"], UnknownNameError, "stray"),
+        (["--eval_every=-1"], SettingError, "`eval_every` >= 0; received -1"),
+        (["--num_processes=-1"], SettingError, "`num_processes` >= 1; received -1"),
     ],
 )
 def test_what_cannot_be_used(given, error, said):
     with pytest.raises(error, match=said):
-        parse("train", [*given, *CPU])
+        parsed("train", *given)
 
 
 @pytest.mark.parametrize(
-    ("text", "error", "said"),
+    ("command", "text", "error", "said"),
     [
-        ("kl_coef: [1", SettingError, "line"),
-        ("- a\n- b\n", SettingError, "list"),
-        ("kl_coff: 1\n", UnknownNameError, "did you mean 'kl_coef'"),
-        ("max_steps: 3.7\n", SettingError, "argument --max_steps/--max-steps: invalid int value: '3.7'"),
+        ("train", "kl_coef: [1", SettingError, "line"),
+        ("train", "- a\n- b\n", SettingError, "list"),
+        ("train", "kl_coff: 1\n", UnknownNameError, "did you mean 'kl_coef'"),
+        ("train", "max_steps: 3.7\n", SettingError, "argument --max_steps/--max-steps: invalid int value: '3.7'"),
+        ("distill", "kl_discount: much\n", SettingError, "much"),  # what a preset looks at is still checked
+        ("distill", "num_iterations: much\n", SettingError, "much"),
     ],
 )
-def test_a_file_that_cannot_be_used(yaml, text, error, said):
+def test_a_file_that_cannot_be_used(yaml, command, text, error, said):
     with pytest.raises(error, match=said):
-        parse("train", [*yaml(text), *CPU])
+        parsed(command, *yaml(text))
 
 
 @pytest.mark.parametrize(
@@ -166,7 +169,7 @@ def test_a_file_that_cannot_be_used(yaml, text, error, said):
 )
 def test_what_was_given_starts_the_same_run_again(command, said, tmp_path, monkeypatch):
     """Also what is TRL's default and not the preset's; and what the preset said stays when the preset changes."""
-    first = parse(command, arguments(**said, output_dir=tmp_path, use_cpu=True))
+    first = parsed(command, **said, output_dir=tmp_path)
     assert {**first.given, **said} == first.given
     (tmp_path / "run.json").write_text(json.dumps({"command": command, "settings": first.given}))
     monkeypatch.setattr("klgrad.training.settings.DEFAULTS", {"save_steps": 7, "kl_coef": 7.0, "temperature": 0.5})
@@ -184,21 +187,7 @@ def test_another_commands_run_is_not_gone_on_with(tmp_path):
         parse("train", arguments(output_dir=tmp_path, resume=True))
 
 
-def test_the_quick_preset_saves_and_evaluates_half_way():
-    found = parse("train", ["--quick", *CPU])
-    assert (found.training.max_steps, found.training.save_steps, found.run.eval_every) == (10, 5, 5)
-    assert found.run.weights_only
-    assert not parse("train", ["--quick", "--weights_only", "false", *CPU]).run.weights_only
-    assert not parse("train", list(CPU)).run.weights_only
-
-
-# Values of a file are read as on a command line; ranges of this package's settings are checked before a run.
-
-
-@pytest.mark.parametrize(("name", "bound"), [("eval_every", 0), ("num_processes", 1)])
-def test_a_flag_out_of_its_range(name, bound):
-    with pytest.raises(SettingError, match=f"`{name}` >= {bound}; received -1"):
-        parse("train", [f"--{name}=-1", *CPU])
+# Values of a file are read as on a command line.
 
 
 @pytest.mark.parametrize(
@@ -215,17 +204,11 @@ def test_a_flag_out_of_its_range(name, bound):
     ],
 )
 def test_what_is_taken_from_a_file(yaml, text, name, value):
-    found = parse("train", [*yaml(f"{text}\n"), *CPU])
+    found = parsed("train", *yaml(f"{text}\n"))
     assert {**vars(found.policy), **vars(found.run), **vars(found.training)}[name] == value
 
 
 # Code that only the `run.json` of a folder names is not executed.
-
-
-REWARD = """
-def one(completions, **_):
-    return [1.0] * len(completions)
-"""
 
 
 @pytest.mark.parametrize(
@@ -251,51 +234,43 @@ def test_which_settings_execute_code(settings, names):
 
 @pytest.fixture
 def received(tmp_path):
-    """A run folder with settings of somebody else's."""
+    """A run folder with settings of somebody else's, as arguments that resume it."""
 
     def made(**settings):
         folder = tmp_path / "received run"
         folder.mkdir(exist_ok=True)
         content = {"command": "train", "settings": {"use_cpu": True, **settings}}
         (folder / "run.json").write_text(json.dumps(content))
-        return folder
+        return ["--output_dir", str(folder), "--resume"]
 
     return made
 
 
 @pytest.mark.parametrize("settings", [{"reward": "evil.py:f"}, {"model_init_kwargs": {"trust_remote_code": True}}])
 def test_code_of_a_run_folder_has_to_be_named_again(settings, received):
-    folder = received(**settings)
     with pytest.raises(RunError) as refused:
-        parse("train", ["--output_dir", str(folder), "--resume"])
+        parse("train", received(**settings))
     program, command, *given = shlex.split(refused.value.remedy.partition(": ")[2])
     assert (program, command) == ("klgrad", "train")
     parsed = parse(command, given)  # exactly what it says to type
     assert all(parsed.given[name] for name in settings)
 
 
-def test_a_file_that_is_named_counts(received, tmp_path):
-    folder = received(reward="mine.py:f")
-    (tmp_path / "settings.yaml").write_text("reward: mine.py:f\n")
-    given = ["--output_dir", str(folder), "--resume", "--config", str(tmp_path / "settings.yaml")]
+def test_a_file_that_names_it_counts_and_code_can_be_refused(received, yaml):
+    given = [*received(reward="mine.py:f"), *yaml("reward: mine.py:f\n")]
     assert parse("train", given).run.reward == "mine.py:f"
-
-
-def test_code_can_be_refused(received):
-    folder = received(trust_remote_code=True)
-    given = ["--output_dir", str(folder), "--resume", "--trust_remote_code", "False"]
+    given = [*received(trust_remote_code=True), "--trust_remote_code", "False"]
     assert not parse("train", given).training.trust_remote_code
 
 
 def test_what_to_type_is_said_after_a_stop(run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine.py").write_text(REWARD)
+    (tmp_path / "mine.py").write_text("def one(completions, **_): return [1.0] * len(completions)")
     assert "--reward mine.py:one" in resume_command("train", tmp_path, {"reward": "mine.py:one"})
 
     def interrupted(self):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("klgrad.training.run.Recorder.evaluate_on_schedule", interrupted)
-    status, text = run("train", "run", reward="mine.py:one", eval_size=0, max_steps=2)
-    assert status == 130
-    assert "klgrad train --output_dir run --resume --reward mine.py:one" in " ".join(text.split())
+    text = run("train", "run", reward="mine.py:one", eval_size=0, max_steps=2, ends=130)
+    assert "klgrad train --output_dir run --resume --reward mine.py:one" in text

@@ -4,26 +4,21 @@ import asyncio
 import glob
 import importlib
 import inspect
+import itertools
 import json
 import math
 import random
 import re
 import warnings
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..audit.subject import find
-from ..errors import (
-    DataError,
-    LossImportError,
-    MissingExtraError,
-    RewardError,
-    SettingError,
-    UnknownNameError,
-)
+from ..errors import DataError, LossImportError, MissingExtraError, RewardError, SettingError, UnknownNameError
 from ..support import Json
 from .settings import RunConfig
 
@@ -220,7 +215,7 @@ FORMATS = {".json": "json", ".jsonl": "json", ".parquet": "parquet"}
 
 def is_dataset(name: str) -> bool:
     """Whether a task's name is a dataset: a known file suffix, or a slash, as in folders and names of the hub."""
-    return Path(name).suffix in FORMATS or "/" in name
+    return _is_file(name) or "/" in name
 
 
 def _from_dataset(settings: RunConfig, names: list[str], evaluated: list[str] | None, seed: int) -> Sources:
@@ -304,6 +299,7 @@ THINGS = ("apples", "books", "coins", "marbles", "pencils", "stamps")
 
 Question = tuple[str, int]
 Number = Callable[[], int]
+Draw = Callable[[random.Random, Number], Question]
 
 
 @dataclass(frozen=True)
@@ -319,7 +315,7 @@ class ArithmeticTask:
 
     name: str
     use: Literal["train", "evaluate", "named"]
-    draw: Callable[[random.Random, Number], Question]
+    draw: Draw
     mixed: bool = False
 
     def question(self, rng: random.Random, digits: int) -> Question:
@@ -328,24 +324,16 @@ class ArithmeticTask:
         return self.draw(rng, lambda: rng.randrange(10**digits))
 
 
-def _addition(rng: random.Random, number: Number) -> Question:
-    a, b = number(), number()
-    return f"Compute {a} + {b}. {ASK}", a + b
+def _computation(sign: str, result: Callable[[list[int]], int], count: int = 2) -> Draw:
+    """A sum, difference or product of `count` numbers; of a difference the larger one comes first."""
 
+    def draw(rng: random.Random, number: Number) -> Question:
+        numbers = [number() for _ in range(count)]
+        if sign == "-":
+            numbers.sort(reverse=True)
+        return f"Compute {f' {sign} '.join(map(str, numbers))}. {ASK}", result(numbers)
 
-def _subtraction(rng: random.Random, number: Number) -> Question:
-    b, a = sorted((number(), number()))
-    return f"Compute {a} - {b}. {ASK}", a - b
-
-
-def _multiplication(rng: random.Random, number: Number) -> Question:
-    a, b = number(), number()
-    return f"Compute {a} * {b}. {ASK}", a * b
-
-
-def _three_summands(rng: random.Random, number: Number) -> Question:
-    a, b, c = number(), number(), number()
-    return f"Compute {a} + {b} + {c}. {ASK}", a + b + c
+    return draw
 
 
 def _maximum(rng: random.Random, number: Number) -> Question:
@@ -361,17 +349,18 @@ def _word_problem(rng: random.Random, number: Number) -> Question:
     return f"{name} has {a} {thing} and gives away {b}. How many {thing} does {name} have left? {ASK}", a - b
 
 
+ADDITION, SUBTRACTION = _computation("+", sum), _computation("-", lambda numbers: numbers[0] - numbers[1])
 TASKS = {
     task.name: task
     for task in (
-        ArithmeticTask("addition", "train", _addition),
-        ArithmeticTask("subtraction", "train", _subtraction),
-        ArithmeticTask("multiplication", "evaluate", _multiplication),
+        ArithmeticTask("addition", "train", ADDITION),
+        ArithmeticTask("subtraction", "train", SUBTRACTION),
+        ArithmeticTask("multiplication", "evaluate", _computation("*", math.prod)),
         ArithmeticTask("maximum", "evaluate", _maximum),
         ArithmeticTask("word-problems", "evaluate", _word_problem),
-        ArithmeticTask("mixed-addition", "named", _addition, mixed=True),
-        ArithmeticTask("mixed-subtraction", "named", _subtraction, mixed=True),
-        ArithmeticTask("mixed-three-summands", "named", _three_summands, mixed=True),
+        ArithmeticTask("mixed-addition", "named", ADDITION, mixed=True),
+        ArithmeticTask("mixed-subtraction", "named", SUBTRACTION, mixed=True),
+        ArithmeticTask("mixed-three-summands", "named", _computation("+", sum, count=3), mixed=True),
         ArithmeticTask("mixed-word-problems", "named", _word_problem, mixed=True),
     )
 }
@@ -401,8 +390,7 @@ def training_rows(tasks: list[ArithmeticTask], size: int, digits: int, seed: int
 def evaluation_rows(task: ArithmeticTask, size: int, digits: int, seed: int) -> list[Json]:
     """Draw up to `size` different held-out questions."""
     stream, questions = _questions(task, digits, seed, held_out=True), {}
-    for _ in range(size * TRIES):
-        question = next(stream)
+    for question in itertools.islice(stream, size * TRIES):
         questions.setdefault(question[0], question)
         if len(questions) == size:
             break
@@ -444,15 +432,12 @@ def data_of(settings: RunConfig, seed: int, *, conversational: bool) -> Data:
     rows, sets, rewards = _kind(names[0])(settings, names, evaluated, seed)
     rows = without(rows, [row for task in sets for row in task.rows])
     if not rows:
-        raise DataError(
-            "at least one prompt that is not evaluated on",
-            f"none in {settings.task}",
-            "give another dataset, another `eval_task`, or a larger `train_size`",
-        )
+        remedy = "give another dataset, another `eval_task`, or a larger `train_size`"
+        raise DataError("at least one prompt that is not evaluated on", f"none in {settings.task}", remedy)
     if settings.reward is not None:
         rewards = [load_reward(name) for name in _listed(settings.reward)]
-        called = [name_of(reward) for reward in rewards]
-        if repeated := sorted({name for name in called if called.count(name) > 1}):
+        counts = Counter(map(name_of, rewards))
+        if repeated := sorted(name for name in counts if counts[name] > 1):
             raise SettingError(
                 "reward functions of different names, under which their means are logged",
                 f"several named {', '.join(map(repr, repeated))}",

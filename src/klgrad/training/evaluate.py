@@ -102,7 +102,18 @@ class Evaluator:
     def _evaluate(self, trainer: KLTrainer, advanced: Callable[[int], None]) -> Json:
         sums, scores, sets, samples = KLSums(), {"in": [], "out": []}, {}, []
         for task in self.sets:
-            rewards, greedy, texts = self._scores(trainer, task, sums, advanced)
+            rewards, greedy, texts = list[float](), list[float](), list[str]()
+            for rows in steps(trainer, task):
+                local = share(rows, trainer.accelerator)
+                completions = self.sample(trainer, local)
+                if self.comparison is not None:
+                    self.comparison.kept.setdefault((STUDENT, task.name, False), []).append(completions)
+                texts = texts or decode(trainer, completions[:SAMPLES])  # of the first prompts, in the main process
+                rewards += self.scores(trainer, local, completions)[: len(rows)]
+                if self.greedy:
+                    greedy += self.scores(trainer, local, self.sample(trainer, local, greedily=True))[: len(rows)]
+                sums.add(rollout(trainer, local, completions, len(rows)))
+                advanced(len(rows))
             firsts = zip(task.rows, texts, rewards or [None] * len(texts), strict=False)
             samples += [
                 {"set": task.name, "prompt": row["prompt"], "completion": text, "reward": reward}
@@ -117,28 +128,6 @@ class Evaluator:
         domains = {name: mean_reward(values) for name, values in scores.items() if values}
         length = float(report.scalars["length/mean"])
         return {"sets": sets, "domains": domains, "kl": _kl(report), "length": length, "samples": samples}
-
-    def _scores(
-        self, trainer: KLTrainer, task: EvaluationSet, sums: KLSums, advanced: Callable[[int], None]
-    ) -> tuple[list[float], list[float], list[str]]:
-        """Rewards, those of greedy decoding if wanted, and first completions of one set.
-
-        Batch by batch; every process evaluates its share of each batch.
-        The completions are those of this process: in the main process, of the first prompts.
-        """
-        rewards, greedy, texts = [], [], []
-        for rows in steps(trainer, task):
-            local = share(rows, trainer.accelerator)
-            completions = self.sample(trainer, local)
-            if self.comparison is not None:
-                self.comparison.kept.setdefault((STUDENT, task.name, False), []).append(completions)
-            texts = texts or decode(trainer, completions[:SAMPLES])
-            rewards += self.scores(trainer, local, completions)[: len(rows)]
-            if self.greedy:
-                greedy += self.scores(trainer, local, self.sample(trainer, local, greedily=True))[: len(rows)]
-            sums.add(rollout(trainer, local, completions, len(rows)))
-            advanced(len(rows))
-        return rewards, greedy, texts
 
     def sample(
         self, trainer: KLTrainer, rows: list[Json], column: str = "prompt", *, greedily: bool = False
@@ -174,6 +163,9 @@ class Evaluator:
         return total
 
 
+Kept = dict[tuple[str, str, bool], list[list[list[int]]]]
+
+
 @dataclass
 class TeacherComparison:
     """Compares a student with its teachers, on the same prompts.
@@ -184,9 +176,7 @@ class TeacherComparison:
     """
 
     teachers: list[str]
-    kept: dict[tuple[str, str, bool], list[list[list[int]]]] = field(
-        default_factory=dict[tuple[str, str, bool], list[list[list[int]]]]
-    )
+    kept: Kept = field(default_factory=Kept)
 
     def __call__(self, evaluator: Evaluator, trainer: KLTrainer) -> Json:
         """Rewards of the student and of each teacher, sampled and greedy.
@@ -213,10 +203,8 @@ class TeacherComparison:
         results["forward_kl"] = _kl(sums.report())
         if overlaps:
             *masses, tokens = torch.cat(overlaps, 1)
-            means = [ratio_of_means(mass, tokens) for mass in masses]
-            names = ("student_on_teachers", "teacher_on_students")
-            shares = {n: {"mean": float(e.mean), **_errors(e)} for n, e in zip(names, means, strict=True)}
-            results["overlap"] = {"k": TOP, **shares}
+            named = zip(("student_on_teachers", "teacher_on_students"), masses, strict=True)
+            results["overlap"] = {"k": TOP, **{name: _mean(ratio_of_means(mass, tokens)) for name, mass in named}}
         return results
 
     def forget_student(self) -> None:
@@ -264,11 +252,12 @@ def _kl(report: Report) -> Json:
     """The exact KL if it was computed, else k3."""
     kind = next(kind for kind in ("exact", "k3") if f"kl/reverse/{kind}/per_token" in report.estimates)
     estimates = {unit: report.estimates[f"kl/reverse/{kind}/{unit}"] for unit in ("per_token", "per_sequence")}
-    return {unit: {"estimator": kind, "mean": float(e.mean), **_errors(e)} for unit, e in estimates.items()}
+    return {unit: {"estimator": kind, **_mean(estimate)} for unit, estimate in estimates.items()}
 
 
-def _errors(estimate: Estimate) -> Json:
-    return {"standard_error": float(estimate.standard_error), "interval": list(estimate.interval())}
+def _mean(estimate: Estimate, name: str = "mean") -> Json:
+    errors = {"standard_error": float(estimate.standard_error), "interval": list(estimate.interval())}
+    return {name: float(estimate.mean), **errors}
 
 
 def steps(trainer: KLTrainer, task: EvaluationSet) -> list[list[Json]]:
@@ -300,8 +289,8 @@ def rollout(trainer: KLTrainer, local_rows: list[Json], completions: list[list[i
         local |= {"logp": statistics.logp, "ref_logp": statistics.ref_logp}
         local |= {"token_reverse_kl": statistics.reverse_kl, "token_forward_kl": statistics.forward_kl}
     else:
-        local |= {"ref_logp": trainer.scorer.reference_log_probs(batch)}
-        local |= {"logp": trainer.scorer.log_probs(trainer.model, batch)}
+        local["ref_logp"] = trainer.scorer.reference_log_probs(batch)
+        local["logp"] = trainer.scorer.log_probs(trainer.model, batch)
     return Rollout(**{name: x[:rows] for name, x in gather_rows(trainer.accelerator, local)[0].items()})
 
 
@@ -311,8 +300,7 @@ def mean_reward(values: list[float]) -> Json:
     Rewards of 0 and 1 have Wilson's interval, others that of Student's t, which is nan for one prompt like the error.
     """
     reward = torch.tensor(values, dtype=torch.float64)
-    mean = ratio_of_means(reward, torch.ones_like(reward))
-    score = {"reward": float(mean.mean), **_errors(mean), "count": len(values)}
+    score = {**_mean(ratio_of_means(reward, torch.ones_like(reward)), "reward"), "count": len(values)}
     if set(values) <= {0.0, 1.0}:
         score["interval"] = list(proportion_interval(int(sum(values)), len(values)))
     return score

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import itemgetter, methodcaller
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,11 +25,8 @@ if TYPE_CHECKING:
 # Figures of one or several runs: reward, KL, reward against KL, lengths.
 
 COLOURS = (drawing.BLUE, drawing.ORANGE, drawing.GREEN, drawing.PURPLE, drawing.SKY, drawing.VERMILION, drawing.BLACK)
+PANELS = ("reward", "kl", "frontier", "length")
 Value = Callable[[Json], float | None]
-
-
-def _none(row: Json) -> None:
-    """No error is known."""
 
 
 @dataclass(frozen=True)
@@ -58,9 +56,7 @@ def render_figure(runs: list[RunHistory], *kinds: str) -> list[bytes]:
         raise MissingExtraError("matplotlib, to draw", "no such package", "pip install 'klgrad[plot]'") from None
     with matplotlib.rc_context(look(9)):
         figure = Figure(figsize=(10, 7.4), layout="constrained")
-        axes: dict[str, Axes] = dict(
-            zip(("reward", "kl", "frontier", "length"), figure.subplots(2, 2).flat, strict=True)
-        )
+        axes: dict[str, Axes] = dict(zip(PANELS, figure.subplots(2, 2).flat, strict=True))
         colours: list[str] = list(COLOURS[: len(runs)])
         if len(runs) > len(COLOURS):
             shades = (matplotlib.colormaps["turbo"](i / len(runs)) for i in range(len(runs)))
@@ -92,7 +88,13 @@ def draw_run(axes: dict[str, Axes], run: RunHistory, colour: str) -> None:
 
 
 def _line(
-    ax: Axes, rows: list[Json], x: Value, y: Value, *, x_error: Value = _none, y_error: Value = _none, **style: Any
+    ax: Axes,
+    rows: list[Json],
+    x: Value,
+    y: Value,
+    x_error: Value | None = None,
+    y_error: Value | None = None,
+    **style: Any,
 ) -> None:
     """Draw the rows that have both values, with bars for the errors that are known."""
     drawable = [row for row in rows if x(row) is not None and y(row) is not None]
@@ -101,19 +103,15 @@ def _line(
     points: Any = [(x(row), y(row)) for row in drawable]
     ax.plot(*zip(*points, strict=True), **style)
     for name, error in (("xerr", x_error), ("yerr", y_error)):
-        bars = [(x(row), y(row), error(row)) for row in drawable if error(row) is not None]
+        bars = [(x(row), y(row), error(row)) for row in drawable if error and error(row) is not None]
         if bars:
             across, up, sizes = zip(*bars, strict=True)
             bar: Json = {name: sizes, "ecolor": style["color"], "elinewidth": 0.9, "capsize": 2}
             ax.errorbar(across, up, fmt="none", **bar)
 
 
-def _step(row: Json) -> float:
-    return row["step"]
-
-
-def _task_reward(row: Json) -> float | None:
-    return row.get("task_reward")
+_step: Value = itemgetter("step")
+_task_reward: Value = methodcaller("get", "task_reward")
 
 
 def _kl(value: str) -> Value:

@@ -97,13 +97,11 @@ def audit_lines(training: KLConfig) -> list[str]:
     """What the KL of a run descends: a line for fresh samples, and one for stale ones where there are any."""
     if training.kl_coef == 0:
         return ["no KL: kl_coef is 0"]
-    result = audited(training)
+    anatomy = audited(training).anatomy
     unit = f"mean over the tokens of {completions_in_mean(training)} completions"
-    lines = [f"on fresh samples: {summary(result.anatomy).replace('mean over tokens', unit)}"]
-    why = stale(training)
-    if why is not None:
-        descends = summary(result.anatomy, on_policy=False)
-        lines.append(f"on stale samples ({why}), {_ratio(training)}: {descends}")
+    lines = [f"on fresh samples: {summary(anatomy).replace('mean over tokens', unit)}"]
+    if (why := stale(training)) is not None:
+        lines.append(f"on stale samples ({why}), {_ratio(training)}: {summary(anatomy, on_policy=False)}")
     return lines
 
 
@@ -122,9 +120,9 @@ def audited(training: KLConfig) -> AuditResult:
 
 def completions_in_mean(training: Any) -> int:
     """How many completions share the statistics of a batch, such as its number of tokens."""
-    if training.objective.reduction == "policy" and training.loss_type in OVER_ALL_TOKENS:
-        return training.generation_batch_size
     alone = training.objective.reduction == "policy"  # a loss of the zoo with its own reduction sees all processes
+    if alone and training.loss_type in OVER_ALL_TOKENS:
+        return training.generation_batch_size
     return training.per_device_train_batch_size * (1 if alone else training.world_size)
 
 
@@ -194,8 +192,8 @@ def memory(settings: RunSettings, models: Models) -> dict[str, float]:
 
     (`accelerate estimate-memory` knows one model of the hub, and no adapters, sampling or exact KL.)
     """
-    training, policy = settings.training, settings.policy
-    args: Any = training  # TRL has replaced every None that is multiplied here
+    args: Any = settings.training  # TRL has replaced every None that is multiplied here
+    policy = settings.policy
     kind = {"bfloat16": torch.bfloat16, "float16": torch.float16}.get(str(policy.dtype), torch.float32)
     model = _empty(models.path, models.load_options)
     config, weights = model.config.get_text_config(), sum(p.numel() for p in model.parameters())
@@ -216,7 +214,7 @@ def memory(settings: RunSettings, models: Models) -> dict[str, float]:
         head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         tokens = args.generation_batch_size * args.max_completion_length
         sizes["keys and values"] = tokens * config.num_hidden_layers * 2 * heads * head * kind.itemsize
-    if training.objective.exact:
+    if args.objective.exact:
         tokens = args.per_device_train_batch_size * args.max_completion_length
         plan = make_plan(tokens, config.vocab_size, kind, paired=True, budget=args.kl_memory << 20)
         sizes["exact KL"] = (plan.tile_bytes + plan.kept_bytes) * args.world_size
@@ -245,8 +243,7 @@ def in_units(count: float) -> str:
 
 def how_to_continue(settings: RunSettings, folder: Path) -> str:
     """What of the run is on disk, and the command that continues it."""
-    checkpoint = last_complete(folder)
-    if checkpoint is not None:
+    if (checkpoint := last_complete(folder)) is not None:
         again = resume_command(settings.command, folder, settings.given)
         return f"The run is saved after {in_updates(step_of(checkpoint))} in {checkpoint}. Continue with: {again}"
     more = ["--overwrite"] if results_of_a_run(folder) else []
@@ -322,12 +319,9 @@ def _distillation_rows(columns: list[Json | None]) -> list[list[str]]:
     if "forward_kl" in last:
         kls = [format_estimate(x["forward_kl"]["per_token"]) if x else "" for x in comparisons]
         rows.append(["KL(teacher‖student), nats per token", *kls])
-    if "overlap" in last:
-        titles = {"student_on_teachers": "student's mass on the teacher's top {}"}
-        titles["teacher_on_students"] = "teacher's mass on the student's top {}"
-        for name, title in titles.items():
-            masses = [format_estimate(x["overlap"][name]) if x else "" for x in comparisons]
-            rows.append([title.format(last["overlap"]["k"]), *masses])
+    for one, other in (("student", "teacher"), ("teacher", "student")) if "overlap" in last else ():
+        masses = [format_estimate(x["overlap"][f"{one}_on_{other}s"]) if x else "" for x in comparisons]
+        rows.append([f"{one}'s mass on the {other}'s top {last['overlap']['k']}", *masses])
     return rows
 
 

@@ -21,25 +21,11 @@ from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from ..errors import KlgradError, RunError, SettingError
 from ..support import Json
-from . import run_folder
+from . import report, run_folder
 from .build import Models, build, models_of
 from .checkpoint import RunTrainer, checkpoints, is_over, last_complete, step_of
 from .evaluate import Evaluator
 from .figures import RunHistory, draw
-from .report import (
-    describe,
-    finished_message,
-    format_estimate,
-    formula,
-    how_to_continue,
-    model_card,
-    objective,
-    objective_lines,
-    scaling,
-    score,
-    summarise,
-    table_of,
-)
 from .run_folder import History, evaluations, in_updates, kl_of, length_of, lock_folder
 from .settings import RunSettings, resume_command
 
@@ -191,8 +177,18 @@ class Recorder(TrainerCallback):
     def evaluate_if_due(self, step: int, *, is_last: bool) -> None:
         """Evaluate if it is due after this step and has not been done, as after an evaluation that failed."""
         due = step == 0 or is_last or (self.every > 0 and step % self.every == 0)
-        if due and self._evaluated != step and self.evaluator.sets:
-            self._evaluate(step)
+        if not due or self._evaluated == step or not self.evaluator.sets:
+            return
+        task = self.bar.add_task("Evaluating", total=self.evaluator.count)
+        try:
+            self._say(f"evaluating {self.evaluator.count} held-out prompts")
+            evaluation = self.evaluator(self.trainer, lambda prompts: self.bar.advance(task, prompts))
+        finally:
+            self.bar.remove_task(task)
+        self._evaluated = step
+        if self.main:
+            self.history.append({"step": step, EVALUATED: evaluation})
+            self.console.print(Text.assemble((f"after {in_updates(step)}", "bold"), f"  {evaluation_line(evaluation)}"))
 
     def on_log(self, args: object, state: TrainerState, control: object, logs: Json | None = None, **_: object) -> None:
         """Append a row to the history; print a line where the console shows no bar."""
@@ -217,18 +213,6 @@ class Recorder(TrainerCallback):
         if self.main and not self.console.is_terminal:
             self.console.print(Text(line))
 
-    def _evaluate(self, step: int) -> None:
-        task = self.bar.add_task("Evaluating", total=self.evaluator.count)
-        try:
-            self._say(f"evaluating {self.evaluator.count} held-out prompts")
-            evaluation = self.evaluator(self.trainer, lambda prompts: self.bar.advance(task, prompts))
-        finally:
-            self.bar.remove_task(task)
-        self._evaluated = step
-        if self.main:
-            self.history.append({"step": step, EVALUATED: evaluation})
-            self.console.print(Text.assemble((f"after {in_updates(step)}", "bold"), f"  {evaluation_line(evaluation)}"))
-
 
 def update_line(row: Json) -> str:
     parts = []
@@ -243,8 +227,8 @@ def update_line(row: Json) -> str:
 
 def evaluation_line(evaluation: Json) -> str:
     names = {"in": "in-domain", "out": "out-of-domain"}
-    parts = [f"{names[d]} {score(x)}" for d, x in evaluation["domains"].items()]
-    return "  ".join([*parts, f"KL {format_estimate(evaluation['kl']['per_token'])} nats per token"])
+    parts = [f"{names[d]} {report.score(x)}" for d, x in evaluation["domains"].items()]
+    return "  ".join([*parts, f"KL {report.format_estimate(evaluation['kl']['per_token'])} nats per token"])
 
 
 # The run itself.
@@ -265,7 +249,7 @@ def run(settings: RunSettings, out: Console, err: Console) -> int:
         if not settings.run.dry_run:
             return _Run(settings, models, out, err, warn).go()
         with err.status("Auditing the trainer's loss on small problems (a few seconds)"):
-            description = describe(settings, models)
+            description = report.describe(settings, models)
         if settings.training.process_index == 0:
             out.print(description)
         return 0
@@ -287,7 +271,7 @@ class _Run:
             epochs = training.num_train_epochs
             if resume and (updates := run_folder.updates_if_finished(self.folder, training.max_steps, epochs)):
                 if self.main:
-                    self.out.print(Text(finished_message(self.folder, updates)))
+                    self.out.print(Text(report.finished_message(self.folder, updates)))
                 return 0
             checkpoint = last_complete(self.folder) if resume else None
             if self.main:
@@ -329,17 +313,18 @@ class _Run:
             run_folder.delete_run(self.folder)
         else:
             self.history.cut(step_of(checkpoint))
-        lines = {"objective": objective, "term": formula, "scaling": scaling}
+        lines = {"objective": report.objective, "term": report.formula, "scaling": report.scaling}
         described = {name: line for name, of in lines.items() if (line := of(self.settings)) is not None}
         run_folder.write_run(self.folder, self.settings.command, self.settings.given, described)
         where = "" if checkpoint is None else f", continuing from {checkpoint.name}"
-        first = f"{self.settings.command} {self.models.name}{where}: maximises {objective(self.settings)}"
-        self.err.print(Text(first, style="bold"))
-        for line in objective_lines(self.settings)[1:]:
+        first, *more = report.objective_lines(self.settings)
+        text = f"{self.settings.command} {self.models.name}{where}: maximises {first}"
+        self.err.print(Text(text, style="bold"))
+        for line in more:
             self.err.print(Text(line, style="dim"))
 
     def _train(self, trainer: RunTrainer, evaluator: Evaluator, checkpoint: Path | None) -> int:
-        trainer.card = model_card(self.settings, self.models)
+        trainer.card = report.model_card(self.settings, self.models)
         if self.main:
             self._begin(checkpoint)
         self.recorder = Recorder(trainer, self.history, evaluator, self.settings.run.eval_every, self.err)
@@ -365,7 +350,7 @@ class _Run:
 
     def _stopped(self, number: int) -> int:
         if self.main:
-            self.warn(f"Stopped. {how_to_continue(self.settings, self.folder)}")
+            self.warn(f"Stopped. {report.how_to_continue(self.settings, self.folder)}")
         return 128 + number
 
     def _finish(self, trainer: RunTrainer, seconds: float) -> int:
@@ -373,7 +358,7 @@ class _Run:
         trainer.save_whole_model(folder / run_folder.MODEL)
         if not self.main:
             return 0
-        summary = {**summarise(self.history.rows()), "updates": updates, "seconds": round(seconds, 1)}
+        summary = {**report.summarise(self.history.rows()), "updates": updates, "seconds": round(seconds, 1)}
         if self.settings.training.max_steps <= 0:
             summary["num_train_epochs"] = self.settings.training.num_train_epochs
         run_folder.write_json(folder / run_folder.SUMMARY, summary)
@@ -381,7 +366,7 @@ class _Run:
             for path in checkpoints(folder):
                 shutil.rmtree(path, ignore_errors=True)
         draw([RunHistory(folder.name, self.history.rows())], folder)
-        self.out.print(table_of(summary))
+        self.out.print(report.table_of(summary))
         took = f"Trained in {seconds:.0f} s." if seconds else "All updates had been made before."
-        self.out.print(Text(f"{took} {finished_message(folder, updates)}"))
+        self.out.print(Text(f"{took} {report.finished_message(folder, updates)}"))
         return 0

@@ -7,9 +7,9 @@ import shlex
 import sys
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 import yaml
 from trl.scripts.utils import TrlParser
@@ -21,10 +21,8 @@ from ..errors import KlgradError, RunError, SettingError, UnknownNameError
 from ..models import EMBEDDED as EMBEDDED_MODEL
 from ..support import Json
 from ..trl import KLConfig
-from ..trl.config import TERM_FIELDS, MeaningWarning, resolve_config, teachers_of
+from ..trl.config import TERM_FIELDS, MeaningWarning, resolve_config, setting, teachers_of
 from .run_folder import recorded_settings
-
-T = TypeVar("T")
 
 # Settings that make a run execute code. With `--resume` they have to be given again.
 #
@@ -203,71 +201,64 @@ def machine_settings() -> Json:
 # The settings of `klgrad train` and `klgrad distill` beside those of TRL.
 
 
-def _setting(default: T, text: str) -> T:
-    return field(default=default, metadata={"help": text})
-
-
 @dataclass
 class RunConfig:
     """Data, evaluation, and how the command behaves."""
 
-    task: str = _setting(
+    task: str = setting(
         "arithmetic",
         "What to train on: `arithmetic`, or some of its tasks, separated by commas (addition, subtraction, "
         "multiplication, maximum, word-problems); `reasoning-gym:NAME`; or a dataset with a `prompt` column (a "
         "JSON, JSONL or Parquet file, a folder, or a name on the hub).",
     )
-    eval_task: str | None = _setting(
+    eval_task: str | None = setting(
         None, "What to evaluate on. Default: held-out prompts; those of all tasks for built-in ones."
     )
-    reward: str | None = _setting(
+    reward: str | None = setting(
         None,
         "Reward functions as TRL calls them, separated by commas: package.module:function or path/file.py:function.",
     )
-    kl: str | None = _setting(
+    kl: str | None = setting(
         None,
         "A `KLTerm` of yours in place of the settings that declare one: path/file.py:name or package.module:name.",
     )
-    digits: int = _setting(1, "Digits of the numbers in the built-in tasks, 1 to 9.")
-    train_size: int = _setting(2048, "Number of training questions of a built-in task.")
-    eval_size: int = _setting(64, "Number of held-out prompts of each task.")
-    eval_every: int = _setting(20, "Updates between evaluations; 0 evaluates only before and after training.")
-    eval_greedy: bool = _setting(False, "Evaluate with greedy decoding too, beside sampling as in training.")
-    dataset_config: str | None = _setting(None, "Configuration of a dataset on the hub.")
-    dataset_split: str = _setting("train", "Split of the dataset to train on.")
-    dataset_eval_split: str | None = _setting(None, "Split of the dataset to evaluate on. Default: `dataset_split`.")
-    quick: bool = _setting(False, "Preset of a small run: about ten minutes on a CPU.")
-    dry_run: bool = _setting(False, "Print what would be trained and the memory it needs, and exit.")
-    resume: bool = _setting(
+    digits: int = setting(1, "Digits of the numbers in the built-in tasks, 1 to 9.")
+    train_size: int = setting(2048, "Number of training questions of a built-in task.")
+    eval_size: int = setting(64, "Number of held-out prompts of each task.")
+    eval_every: int = setting(20, "Updates between evaluations; 0 evaluates only before and after training.")
+    eval_greedy: bool = setting(False, "Evaluate with greedy decoding too, beside sampling as in training.")
+    dataset_config: str | None = setting(None, "Configuration of a dataset on the hub.")
+    dataset_split: str = setting("train", "Split of the dataset to train on.")
+    dataset_eval_split: str | None = setting(None, "Split of the dataset to evaluate on. Default: `dataset_split`.")
+    quick: bool = setting(False, "Preset of a small run: about ten minutes on a CPU.")
+    dry_run: bool = setting(False, "Print what would be trained and the memory it needs, and exit.")
+    resume: bool = setting(
         False, "Continue the run in `output_dir` from its last complete checkpoint, with its settings."
     )
-    overwrite: bool = _setting(False, "Replace the run in `output_dir`.")
-    weights_only: bool = _setting(
+    overwrite: bool = setting(False, "Replace the run in `output_dir`.")
+    weights_only: bool = setting(
         False, "Remove the checkpoints of a finished run; --resume cannot make it longer then."
     )
-    num_processes: int = _setting(1, "Number of processes; more than 1 are started by `accelerate launch`.")
-    accelerate_config: str | None = _setting(
+    num_processes: int = setting(1, "Number of processes; more than 1 are started by `accelerate launch`.")
+    accelerate_config: str | None = setting(
         None, "Configuration file of accelerate (FSDP, DeepSpeed, several nodes) to launch with."
     )
 
     def __post_init__(self) -> None:
         least = {"digits": 1, "train_size": 1, "eval_size": 0, "eval_every": 0, "num_processes": 1}
         for name, bound in least.items():
-            if getattr(self, name) < bound:
-                received = f"{getattr(self, name)}"
-                raise SettingError(f"`{name}` >= {bound}", received, f"see klgrad train --help-all for `{name}`")
+            if (value := getattr(self, name)) < bound:
+                raise SettingError(f"`{name}` >= {bound}", f"{value}", f"see klgrad train --help-all for `{name}`")
 
 
 @dataclass
 class PolicyConfig(ModelConfig):
     """TRL's `ModelConfig`, with `--model` as a short name for its first field."""
 
-    model_name_or_path: str | None = field(
-        default=None,
-        metadata={
-            "help": "A name on the hub, or a folder; `smollm2` is embedded, without network; NAME:20 keeps 20 layers.",
-            "aliases": ["--model"],
-        },
+    model_name_or_path: str | None = setting(
+        None,
+        "A name on the hub, or a folder; `smollm2` is embedded, without network; NAME:20 keeps 20 layers.",
+        aliases=["--model"],
     )
 
 

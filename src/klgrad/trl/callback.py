@@ -17,16 +17,8 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 from ..core.rollout import Rollout
 from ..errors import KlgradError, MeaningError, MissingExtraError, RunError
 from ..support import Json, Model, ensure_folder, write_whole
-from .compat import (
-    NEEDED,
-    REF_LOGP,
-    SAMPLER_LOGP,
-    Batch,
-    ContractError,
-    has_adapters,
-    loss_leaves_no_trace,
-    sampled_tokens,
-)
+from . import compat
+from .compat import NEEDED, REF_LOGP, SAMPLER_LOGP, Batch, ContractError
 from .metrics import Window
 from .reference import Columns, Passes, Reference, StartWeights
 from .scorer import gather_rows
@@ -34,10 +26,7 @@ from .scorer import gather_rows
 # Per-token log-probs of a run as Parquet, one file per measured step; `klgrad logs FOLDER` reads them.
 
 PER_TOKEN = {
-    "logp": torch.float32,
-    "ref_logp": torch.float32,
-    "old_logp": torch.float32,
-    "behavior_logp": torch.float32,
+    **dict.fromkeys(("logp", "ref_logp", "old_logp", "behavior_logp"), torch.float32),
     "token_id": torch.int32,
 }
 """The columns of lists, each with one entry per live token; a role that a run does not have has no column."""
@@ -111,7 +100,7 @@ def gradient_moves(trainer: GRPOTrainer, loss: Callable[[Batch], Tensor], model:
     def gradient(shift: float) -> list[Tensor | None]:
         moved = {**batch, REF_LOGP: batch[REF_LOGP] - shift}
         # Each has the same random numbers, for dropout.
-        with loss_leaves_no_trace(trainer), accelerator.no_sync(model), torch.random.fork_rng(devices):
+        with compat.loss_leaves_no_trace(trainer), accelerator.no_sync(model), torch.random.fork_rng(devices):
             return list(torch.autograd.grad(loss(moved), probes, allow_unused=True))
 
     def distance(a: list[Tensor | None], b: list[Tensor | None]) -> float:
@@ -218,33 +207,30 @@ class KLCallback(TrainerCallback):
         self._is_checked = False
         self._held: list[Batch] = []
         self._generated_at: int | None = None
-        self._is_due = False
+        self._is_due = self._generates = False
         self._told: set[str] = set()
 
     # Events of the trainer
 
     def on_init_end(self, args: object, state: TrainerState, control: object, model: Model = None, **_: object) -> None:
         """Keep the start weights: when training begins, a checkpoint may have been loaded over them."""
-        if self.reference is None and model is not None and not has_adapters(model):
+        if self.reference is None and model is not None and not compat.has_adapters(model):
             self._start = StartWeights(model)
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: object, **_: object) -> None:
         self._stop()
         self._told = set()
+        if self.files is not None and state.is_world_process_zero:
+            try:
+                self.files.begin(state.global_step)
+            except Exception as error:  # no pyarrow, or a folder that cannot be written to: the training goes on
+                self.files = None
+                self._warn(f"no log-probs are written in this run: {type(error).__name__}: {error}")
         try:
-            if self.files is not None and state.is_world_process_zero:
-                self._begin_files(self.files, state.global_step)
             self._begin(state)
         except KlgradError as error:
             self._stop()
             self._warn(f"nothing is reported in this run: {error}")
-
-    def _begin_files(self, files: RolloutFiles, step: int) -> None:
-        try:
-            files.begin(step)
-        except Exception as error:  # no pyarrow, or a folder that cannot be written to: the training goes on
-            self.files = None
-            self._warn(f"no log-probs are written in this run: {type(error).__name__}: {error}")
 
     def _begin(self, state: TrainerState) -> None:
         trainer = self._trainer = trainer_of(self, state)
@@ -259,6 +245,7 @@ class KLCallback(TrainerCallback):
         self._window, self._generated_at, self._is_due = Window(), None, False
         self._wrap(PREPARE, self._on_batch)
         self._wrap(LOG, self._on_log)
+        self._generates = hasattr(trainer, GENERATE)  # as TRL's trainers
         if self._generates:
             self._wrap(GENERATE, self._on_generation)
         if self.check_beta and isinstance(trainer, GRPOTrainer) and trainer.beta > 0:
@@ -295,18 +282,12 @@ class KLCallback(TrainerCallback):
     def _stop(self) -> None:
         """Restore the methods of the trainer."""
         for name, before in self._before.items():
+            delattr(self._trainer, name)
             if before is not None:
                 setattr(self._trainer, name, before)
-            else:
-                delattr(self._trainer, name)
         self._before, self._held = {}, []
 
     # What the trainer does
-
-    @property
-    def _generates(self) -> bool:
-        """Whether the trainer samples completions as TRL's trainers do."""
-        return hasattr(self._trainer, GENERATE)
 
     def _on_generation(self, generate: Callable[..., object], *args: object, **kwargs: object) -> object:
         batch = generate(*args, **kwargs)
@@ -340,7 +321,8 @@ class KLCallback(TrainerCallback):
         self, loss: Callable[..., Tensor], model: Model, batch: Batch, *args: object, **kwargs: object
     ) -> Tensor:
         # Each process must have a token to train on. All look, or none: the loss exchanges metrics.
-        if not self._is_checked and self._trainer.model.training and self._of_all(bool(sampled_tokens(batch).any()))[0]:
+        is_next = not self._is_checked and self._trainer.model.training
+        if is_next and self._of_all(bool(compat.sampled_tokens(batch).any()))[0]:
             self._is_checked = True
             self._check_beta(lambda batch: loss(model, batch, *args, **kwargs), model, batch)
         return loss(model, batch, *args, **kwargs)
@@ -384,7 +366,7 @@ class KLCallback(TrainerCallback):
     def _measure(self, step: int, batches: list[Batch]) -> None:
         """Score the completions of one update, on all processes at once, and add them to the window."""
         assert self._passes is not None  # since training began
-        local, failure = None, None
+        local, failure = list[Columns](), None
         try:
             local = self._passes(batches)
         except Exception as error:  # whatever it is, the training goes on
@@ -392,7 +374,6 @@ class KLCallback(TrainerCallback):
         if not self._of_all(failure is None)[0]:
             self._warn_of(step, failure)  # one process that failed must not leave the others waiting for its numbers
             return
-        assert local is not None
         try:
             of_the_sampler = all(SAMPLER_LOGP in batch for batch in batches)
             self._record(step, [gather_rows(self._trainer.accelerator, each)[0] for each in local], of_the_sampler)

@@ -74,16 +74,14 @@ class UnsavedState:
     adapted, and the loss since the last logged row.
     """
 
-    NAMES: tuple[str, ...] = ("_step", "_total_train_tokens", "_tr_loss", "_globalstep_last_logged")
-    OF_ENTROPY: tuple[str, ...] = ("entropy_coef", "_last_world_entropy")
-
     def __init__(self, trainer: GRPOTrainer) -> None:
         self._trainer = trainer
 
     def state_dict(self) -> Json:
         """The state between two updates."""
         trainer: Any = self._trainer
-        names = (*self.NAMES, *(self.OF_ENTROPY if trainer.use_adaptive_entropy else ()))
+        names = ["_step", "_total_train_tokens", "_tr_loss", "_globalstep_last_logged"]
+        names += ["entropy_coef", "_last_world_entropy"] if trainer.use_adaptive_entropy else []
         every = trainer.args.steps_per_generation * trainer.num_iterations
         is_used_up = trainer._buffered_inputs is None or trainer._step % every == 0  # the next step samples a new batch
         return {
@@ -109,7 +107,6 @@ class UnsavedState:
 # transformers' `ExportableState` does not fit: it makes new objects from JSON of the first process, and these parts
 # hold tensors, differ between processes, and are in use.
 
-
 STATE = "klgrad_state_{}.pt"
 """The file of a process."""
 
@@ -134,8 +131,8 @@ def load_parts(trainer: "KLTrainer", folder: Path) -> Json:
     if path.is_file():
         saved = torch.load(path, map_location=accelerator.device, weights_only=True)
     if saved["processes"] != accelerator.num_processes:
-        expected, received = f"a checkpoint of {accelerator.num_processes} processes", f"of {saved['processes']}"
-        raise RunError(expected, f"{folder.name}, {received}", "resume with the number that wrote it")
+        expected, received = f"a checkpoint of {accelerator.num_processes} processes", saved["processes"]
+        raise RunError(expected, f"{folder.name}, of {received}", "resume with the number that wrote it")
     return saved["state"]
 
 
@@ -226,8 +223,7 @@ def teacher_view(batch: Batch) -> Batch:
 
 
 def keep_teacher_prompts(batch: Batch, trainer: GRPOTrainer, prompts: list[object]) -> None:
-    ids = tokenize_prompts(trainer, prompts)
-    batch |= dict(zip(TEACHER_PROMPT, _padded(trainer, ids, "left"), strict=True))
+    batch |= dict(zip(TEACHER_PROMPT, _ids_and_mask(trainer, tokenize_prompts(trainer, prompts), "left"), strict=True))
 
 
 def sampled_tokens(batch: Batch) -> Tensor:
@@ -286,8 +282,7 @@ def load_reference(trainer: GRPOTrainer, name: str, args: GRPOConfig) -> Model:
         how["device_map"] = None  # as TRL does: "auto" fails with several processes
     model = create_model_from_path(name, **how)
     disable_dropout_in_model(model)
-    fp32 = args.cast_lm_head_to_fp32
-    add_fused_lm_head(model, temperature=trainer.temperature, cast_lm_head_to_fp32=fp32)
+    add_fused_lm_head(model, temperature=trainer.temperature, cast_lm_head_to_fp32=args.cast_lm_head_to_fp32)
     if trainer.is_deepspeed_enabled:
         return prepare_deepspeed(model, trainer.accelerator)
     if trainer.is_fsdp_enabled:
@@ -331,23 +326,19 @@ def padded(trainer: GRPOTrainer, prompt_ids: Rows, completion_ids: Rows) -> Batc
     """Token ids and masks as TRL's batches have them: prompts padded on the left, completions on the right."""
     batch: Batch = {}
     for name, rows, side in (("prompt", prompt_ids, "left"), ("completion", completion_ids, "right")):
-        batch[f"{name}_ids"], batch[f"{name}_mask"] = _padded(trainer, rows, side)
+        batch[f"{name}_ids"], batch[f"{name}_mask"] = _ids_and_mask(trainer, rows, side)
     return batch
 
 
-def _padded(trainer: GRPOTrainer, rows: Rows, side: str) -> tuple[Tensor, Tensor]:
+def _ids_and_mask(trainer: GRPOTrainer, rows: Rows, side: str) -> tuple[Tensor, Tensor]:
     padding: Any = trainer._tokenizer.pad_token_id
-    ids = [torch.tensor(row) for row in rows]
-    ones = [torch.ones_like(row) for row in ids]
-    tensors = (pad(x, padding_value=value, padding_side=side) for x, value in ((ids, padding), (ones, 0)))
-    device = trainer.accelerator.device
-    return next(tensors).to(device), next(tensors).to(device)
+    return padded_rows(trainer, rows, side, padding), padded_rows(trainer, [[1] * len(row) for row in rows], side, 0)
 
 
-def padded_mask(trainer: GRPOTrainer, mask: Rows) -> Tensor:
-    """(B, T) one row of 0 and 1 per completion, 0 where it is padded."""
-    rows = [torch.tensor(row) for row in mask]
-    return pad(rows, padding_value=0, padding_side="right").to(trainer.accelerator.device)
+def padded_rows(trainer: GRPOTrainer, rows: Rows, side: str, value: int) -> Tensor:
+    """(B, T) the rows, padded with a value on one side."""
+    tensors = [torch.tensor(row) for row in rows]
+    return pad(tensors, padding_value=value, padding_side=side).to(trainer.accelerator.device)
 
 
 # Log-probs of completions by TRL's forward pass, and TRL's loss, with the forward pass that it asks for captured.

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Iterator
 from copy import copy
 from dataclasses import MISSING, dataclass, field, fields, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from trl.trainer.grpo_config import GRPOConfig
 
@@ -17,6 +17,8 @@ from ..errors import MeaningError
 from ..integrations import Facts, Objective, bound_of, bound_text, choice_field, refuse_if
 from ..support import Json
 from ..zoo import Cell
+
+T = TypeVar("T")
 
 # From the fields of a `KLConfig` to the objective: a `KLTerm` or a loss of the zoo, and where it is placed.
 
@@ -77,17 +79,15 @@ class TRLObjective(Objective):
         """The term's gradient in parts; None for a loss of the zoo."""
         if self.term is None:
             return None
-        formula = self.term.formula
+        formula, more = self.term.formula, list[str]()
         if self.prefix_weight:
-            weights = f"each token weighted by 1 + {self.prefix_weight:g} times the share of |l| from it on"
-            formula = replace(formula, notes=(*formula.notes, weights))
-        if self.top_k is None:
-            return formula
-        tails = {"sampled": "the rest by the sampled token", "lump": "the rest as one entry, a lower bound"}
-        tails["none"] = "without the rest, a lower bound"
-        whose = "reference" if self.top_k_of == "teacher" else "policy"
-        entries = f"over the {whose}'s {self.top_k} likeliest entries, {tails[self.tail]}"
-        return replace(formula, notes=(*formula.notes, entries))
+            more.append(f"each token weighted by 1 + {self.prefix_weight:g} times the share of |l| from it on")
+        if self.top_k is not None:
+            tails = {"sampled": "the rest by the sampled token", "lump": "the rest as one entry, a lower bound"}
+            tails["none"] = "without the rest, a lower bound"
+            whose = "reference" if self.top_k_of == "teacher" else "policy"
+            more.append(f"over the {whose}'s {self.top_k} likeliest entries, {tails[self.tail]}")
+        return replace(formula, notes=(*formula.notes, *more))
 
 
 def objective_of(config: "KLConfig") -> TRLObjective:
@@ -134,14 +134,8 @@ SAMPLERS = (
 )  # fmt: skip
 """Keys of `generation_kwargs`, for transformers and for vLLM, that change the distribution that is sampled."""
 TERM_FIELDS = (
-    "kl_divergence",
-    "kl_level",
-    "kl_estimator",
-    "kl_discount",
-    "kl_baseline",
-    "kl_ratio",
-    "kl_influence_bound",
-)
+    "kl_divergence", "kl_level", "kl_estimator", "kl_discount", "kl_baseline", "kl_ratio", "kl_influence_bound",
+)  # fmt: skip
 """Fields that describe the term: a `KLTerm` takes their place, and a loss of the zoo leaves them no meaning."""
 
 
@@ -271,7 +265,7 @@ def cell_of(config: "KLConfig") -> Cell:
         repr(config.kl_placement),
         "leave it out: `kl_cell` is a whole loss",
     )
-    for name, value in changed_among(config, (*TERM_FIELDS, "kl_top_k", "kl_prefix_weight")).items():
+    for name, value in changed_among(config, *TERM_FIELDS, "kl_top_k", "kl_prefix_weight").items():
         raise MeaningError(f"no `{name}` beside `kl_cell`", f"{name}={value!r}", "`kl_cell` is a whole loss: drop one")
     cell = zoo.get(str(config.kl_cell))
     refuse_if(
@@ -283,7 +277,7 @@ def cell_of(config: "KLConfig") -> Cell:
     return cell
 
 
-def changed_among(config: "KLConfig", names: tuple[str, ...]) -> Json:
+def changed_among(config: "KLConfig", *names: str) -> Json:
     """Those of the named fields that are not at their defaults."""
     return {name: value for name, value in changed(config).items() if name in names}
 
@@ -311,11 +305,6 @@ class MeaningWarning(UserWarning):
 
 def notes(config: "KLConfig") -> list[str]:
     """One sentence for each such setting."""
-    return [*config.objective.notes(facts_of(config)), *_notes_on_trl(config)]
-
-
-def facts_of(config: "KLConfig") -> Facts:
-    """What TRL's settings say of the completions and of the loss."""
     uncorrected = config.rollout_lag or config.kl_placement == "reward"  # refused or allowed by name; scored when new
     neutral = {"top_p": 1.0, "top_k": 0, "min_p": None, "repetition_penalty": 1.0}
     filters = [f"{name}={getattr(config, name)}" for name, value in neutral.items() if getattr(config, name) != value]
@@ -323,7 +312,7 @@ def facts_of(config: "KLConfig") -> Facts:
     filters += [f"generation_kwargs {name}={options[name]}" for name in SAMPLERS if name in options]
     if config.vllm_structured_outputs_regex:
         filters.append("vllm_structured_outputs_regex")
-    return Facts(
+    facts = Facts(
         "TRL",
         stale=None if uncorrected else stale(config),
         filters=filters,
@@ -331,6 +320,7 @@ def facts_of(config: "KLConfig") -> Facts:
         mean=f"loss_type={config.loss_type!r}" if config.loss_type in PER_COMPLETION_MEANS else None,
         sums=_other_reductions(config),
     )
+    return [*config.objective.notes(facts), *_notes_on_trl(config)]
 
 
 def _notes_on_trl(config: "KLConfig") -> Iterator[str]:
@@ -379,10 +369,15 @@ def _other_reductions(config: "KLConfig") -> str:
 # `KLConfig`: TRL's `GRPOConfig`, with fields that declare the KL.
 
 
+def setting(default: T, text: str, **more: object) -> T:
+    """A field with its help."""
+    return field(default=default, metadata={"help": text, **more})
+
+
 def declared_field(name: str, text: str) -> Any:
     """A field of `KLConfig` with the default and the choices that the objective has."""
     described = TRLObjective.__dataclass_fields__[name]
-    return field(default=described.default, metadata={"help": text, **described.metadata})
+    return setting(described.default, text, **described.metadata)
 
 
 @dataclass
@@ -445,10 +440,7 @@ class KLConfig(GRPOConfig):
         "With `exact` at token level: γ of weights that fall from 1 + γ to 1 along a completion, with the |log-ratio| "
         "of the tokens before. 0 for none.",
     )
-    kl_memory: int = field(
-        default=256,
-        metadata={"help": "MiB for tiles of logits with `exact`. More is slightly faster, up to all logits."},
-    )
+    kl_memory: int = setting(256, "MiB for tiles of logits with `exact`. More is slightly faster, up to all logits.")
     kl_discount: float = declared_field(
         "discount", "Between 0 and 1: weight of the later tokens in a token's gradient."
     )
@@ -474,9 +466,8 @@ class KLConfig(GRPOConfig):
         "`policy`: reduced as `loss_type` reduces the policy loss, so that β compares with TRL's. "
         "`sequence`: summed over each completion, averaged over completions.",
     )
-    kl_cell: str | None = field(
-        default=None,
-        metadata={"help": "Train with a loss of klgrad.zoo by name, sound or not, instead of a declared KL."},
+    kl_cell: str | None = setting(
+        None, "Train with a loss of klgrad.zoo by name, sound or not, instead of a declared KL."
     )
     kl_target: float | None = declared_field(
         "target", "Adapt β so that KL(π‖ref) stays near this value, in `kl_target_unit`."
@@ -485,42 +476,33 @@ class KLConfig(GRPOConfig):
     kl_horizon: int = declared_field(
         "horizon", "Updates over which β changes by a factor of e if the relative error is 1."
     )
-    rollout_lag: int = field(
-        default=0,
-        metadata={
-            "help": "Train on completions that are this many updates old, as asynchronous training does. The first "
-            "updates train on different batches of the policy that the run starts from."
-        },
+    rollout_lag: int = setting(
+        0,
+        "Train on completions that are this many updates old, as asynchronous training does. The first updates train "
+        "on different batches of the policy that the run starts from.",
     )
-    rollout_lag_repeats: bool = field(
-        default=False,
-        metadata={
-            "help": "Repeat the first batch until others are `rollout_lag` updates old, in place of different batches."
-        },
+    rollout_lag_repeats: bool = setting(
+        False, "Repeat the first batch until others are `rollout_lag` updates old, in place of different batches."
     )
-    rollout_lag_uncorrected: bool = field(
-        default=False, metadata={"help": "Allow `rollout_lag` without importance weights on the KL, for study."}
+    rollout_lag_uncorrected: bool = setting(
+        False, "Allow `rollout_lag` without importance weights on the KL, for study."
     )
-    teacher: str | None = field(
-        default=None,
-        metadata={
-            "help": "Distil from this model: it is the reference, and rewards are optional. Several are separated by "
-            "commas, and may have names: math=PATH,code=PATH."
-        },
+    teacher: str | None = setting(
+        None,
+        "Distil from this model: it is the reference, and rewards are optional. Several are separated by commas, and "
+        "may have names: math=PATH,code=PATH.",
     )
     teacher_weights: list[float] | None = field(
         default=None,
         metadata={"help": "Weight of each teacher's divergence, with kl_estimator `exact`. Default: equal, of sum 1."},
     )
-    teacher_column: str | None = field(
-        default=None, metadata={"help": "Column of the dataset with the name of each prompt's teacher, one of several."}
+    teacher_column: str | None = setting(
+        None, "Column of the dataset with the name of each prompt's teacher, one of several."
     )
-    teacher_prompt: str | None = field(
-        default=None,
-        metadata={
-            "help": "Column of the dataset with the prompt that the teacher sees in the place of `prompt`, such as one "
-            "with the solution: self-distillation, if the teacher is the model as it starts."
-        },
+    teacher_prompt: str | None = setting(
+        None,
+        "Column of the dataset with the prompt that the teacher sees in the place of `prompt`, such as one with the "
+        "solution: self-distillation, if the teacher is the model as it starts.",
     )
 
     def __post_init__(self) -> None:
@@ -573,15 +555,6 @@ def resolve_config(args: KLConfig | None, kl: KLTerm | None) -> KLConfig:
     )
     if kl is None:
         return args
-    _check_term(kl, args)
-    config = copy(args)
-    for name, value in fields_of(kl).items():
-        setattr(config, name, value)
-    config.declare(stacklevel=4)
-    return config
-
-
-def _check_term(kl: object, args: KLConfig) -> None:
     if not isinstance(kl, KLTerm):
         raise MeaningError("`kl` as a KLTerm", f"a {type(kl).__name__}", "write kl=KLTerm(...), from klgrad")
     refuse_if(
@@ -590,7 +563,7 @@ def _check_term(kl: object, args: KLConfig) -> None:
         f"reduction={kl.reduction!r}",
         "leave it out: `kl_reduction` of the KLConfig sets how the trainer reduces the term",
     )
-    declared, given = fields_of(kl), changed_among(args, (*TERM_FIELDS, "kl_ratio_bound", "kl_cell"))
+    declared, given = fields_of(kl), changed_among(args, *TERM_FIELDS, "kl_ratio_bound", "kl_cell")
     if "kl_ratio_bound" in given:  # `truncate:2` is `truncate:2.0`
         given["kl_ratio_bound"] = bound_text(bound_of(given["kl_ratio_bound"]))
     other = ", ".join(f"{name}={value!r}" for name, value in given.items() if value != declared.get(name))
@@ -600,3 +573,8 @@ def _check_term(kl: object, args: KLConfig) -> None:
         f"kl={kl.name} and {other}",
         "drop `kl`, or leave these fields out",
     )
+    config = copy(args)
+    for name, value in declared.items():
+        setattr(config, name, value)
+    config.declare(stacklevel=4)
+    return config

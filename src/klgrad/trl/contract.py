@@ -25,16 +25,9 @@ OVERRIDES = (
 """Methods that `KLTrainer` and `RunTrainer` override: without one of them in TRL, an override would not be called."""
 
 ON_THE_WAY_TO_THE_LOSS = (
-    "compute_loss",
-    "_compute_loss",
-    "training_step",
-    "prediction_step",
-    "_prepare_inputs",
-    "_generate",
-    "_generate_and_score_completions",
-    "_calculate_rewards",
-    "_get_per_token_logps_and_entropies",
-)
+    "compute_loss", "_compute_loss", "training_step", "prediction_step", "_prepare_inputs", "_generate",
+    "_generate_and_score_completions", "_calculate_rewards", "_get_per_token_logps_and_entropies",
+)  # fmt: skip
 """Methods that must be TRL's own code: a replacement could leave the KL out, and nothing would show it."""
 
 FOLDERS = tuple(Path(str(package.__file__)).resolve().parent for package in (trl, transformers))

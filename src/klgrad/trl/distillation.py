@@ -124,9 +124,7 @@ class DistillationTrainer(TRLDistillationTrainer):
         **_: object,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """In the place of TRL's: heads are read from the models, because TRL does not know every scale and cap."""
-        heads = self._head(self.model), self._head(self.teacher_model)
-        states = student_hidden_states, heads[0], teacher_hidden_states, heads[1]
+        models = map(self.accelerator.unwrap_model, (self.model, self.teacher_model))
+        head, teacher_head = (head_of(each, self.temperature, None) for each in models)
+        states = student_hidden_states, head, teacher_hidden_states, teacher_head
         return divergence_loss(*states, completion_mask, float(beta), num_items_in_batch, self.memory)
-
-    def _head(self, model: Model) -> Head:
-        return head_of(self.accelerator.unwrap_model(model), self.temperature, None)

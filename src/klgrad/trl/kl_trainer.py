@@ -20,30 +20,11 @@ from ..core.result import KLResult
 from ..core.rollout import Rollout, checked_at_the_end
 from ..core.term import KLTerm
 from ..errors import KernelInputError, MeaningError, RunError
-from ..integrations import lend, token_values
+from ..integrations import lend, refuse_if, token_values
 from ..models import resolve_embedded
 from ..support import Json, Model
-from .compat import (
-    OLD_LOGP,
-    REF_LOGP,
-    Batch,
-    ContractError,
-    Parts,
-    Pass,
-    PassCapture,
-    Result,
-    Rows,
-    Sampled,
-    UnsavedState,
-    checkpoint_folder,
-    current_mode,
-    has_adapters,
-    load_parts,
-    load_reference,
-    log_metrics,
-    save_parts,
-    token_weights,
-)
+from . import compat
+from .compat import OLD_LOGP, REF_LOGP, Batch, ContractError, Pass, Result, Rows, current_mode
 from .config import KLConfig, TRLObjective, resolve_config, teachers_of
 from .contract import avoid_cudnn_attention, check_contract
 from .metrics import LENGTH, KLMetrics, warn_of_collapse
@@ -104,14 +85,13 @@ def as_list(given: Any) -> list[Any]:
 
 def check_weights(weights: list[float] | None, rewards: list[object]) -> None:
     """Raise `MeaningError` unless there is a weight for each reward function that was given, or none at all."""
-    if weights is not None and len(weights) != len(rewards):
-        raise MeaningError(
-            f"{len(rewards)} `reward_weights`, one for each of `reward_funcs`",
-            f"{len(weights)}",
-            "give one for each; an environment's own reward has the weight 1"
-            if rewards
-            else "leave them out: there are no `reward_funcs`, and an environment's own reward has the weight 1",
-        )
+    remedy = "give one for each;" if rewards else "leave them out: there are no `reward_funcs`, and"
+    refuse_if(
+        weights is not None and len(weights) != len(rewards),
+        f"{len(rewards)} `reward_weights`, one for each of `reward_funcs`",
+        f"{len(weights or ())}",
+        f"{remedy} an environment's own reward has the weight 1",
+    )
 
 
 # Completions that are trained on later than they were sampled, as asynchronous training does.
@@ -153,28 +133,24 @@ class LagQueue:
 def has_reference(model: Model, args: KLConfig, given: Json) -> bool:
     """Whether there is a reference: a teacher, the model without its adapters, or the model as its name loads it.
 
-    Without one, kl_coef must be 0.
+    Without one, kl_coef must be 0; a teacher and adapters are one too many.
     """
-    adapters = given.get("peft_config") is not None or has_adapters(model)
+    adapters = given.get("peft_config") is not None or compat.has_adapters(model)
+    refuse_if(
+        adapters and args.teacher is not None,
+        "a teacher without adapters on the student",
+        "both",
+        "with adapters the reference is the model without them: merge them, or train all weights",
+    )
     if isinstance(model, str) or args.teacher is not None or adapters or model.config.name_or_path:
         return True
-    if args.kl_coef > 0:
-        raise MeaningError(
-            "a model with a name or a folder, from which its reference can be loaded",
-            "a model object without one",
-            "save it by model.save_pretrained(FOLDER), its tokenizer too, and give the folder; or set kl_coef=0",
-        )
+    refuse_if(
+        args.kl_coef > 0,
+        "a model with a name or a folder, from which its reference can be loaded",
+        "a model object without one",
+        "save it by model.save_pretrained(FOLDER), its tokenizer too, and give the folder; or set kl_coef=0",
+    )
     return False
-
-
-def check_no_adapters(model: Model, given: Json) -> None:
-    """Raise `MeaningError` for adapters on the student of a teacher."""
-    if given.get("peft_config") is not None or has_adapters(model):
-        raise MeaningError(
-            "a teacher without adapters on the student",
-            "both",
-            "with adapters the reference is the model without them: merge them, or train all weights",
-        )
 
 
 def check_tokenizers(processor: Any, teacher: str, args: KLConfig) -> None:
@@ -308,21 +284,19 @@ class KLTrainer(GRPOTrainer):
         self.args = args = resolve_config(args, kl)
         self.objective = args.objective
         self.coefficient = self.objective.beta()
-        self.kl_metrics = KLMetrics(self.objective, self.coefficient, partial(log_metrics, self))
+        self.kl_metrics = KLMetrics(self.objective, self.coefficient, partial(compat.log_metrics, self))
         self.lag_queue = LagQueue(args)
-        self.checkpointed: Parts = {
-            "trl": UnsavedState(self),
+        self.checkpointed: compat.Parts = {
+            "trl": compat.UnsavedState(self),
             "beta": self.coefficient,
             "lag": self.lag_queue,
         }
-        self._capture, self._is_begun, self._is_collapsed = PassCapture(), False, False
-        self._last_sampled: Sampled | None = None
+        self._capture, self._is_begun, self._is_collapsed = compat.PassCapture(), False, False
+        self._last_sampled: compat.Sampled | None = None
         self._evaluating = False
         self._restored: Json | None = None
         model = resolve_embedded(model)
         self.has_reference = has_reference(model, args, kwargs)
-        if args.teacher is not None:
-            check_no_adapters(model, kwargs)
         self._build(model, reward_funcs, args, kwargs)
         check_built(self, args, self.objective)
         self.scorer = Scorer(self, args, self.objective, self._load_teachers(args))
@@ -352,7 +326,7 @@ class KLTrainer(GRPOTrainer):
         teachers = [resolve_embedded(path) for path in teachers_of(args.teacher).values()]
         for teacher in teachers:
             check_tokenizers(self.processing_class, teacher, args)
-        references = [load_reference(self, teacher, args) for teacher in teachers]
+        references = [compat.load_reference(self, teacher, args) for teacher in teachers]
         if references:
             self.ref_model = references[0]
         return references[1:]
@@ -388,7 +362,7 @@ class KLTrainer(GRPOTrainer):
 
     def _generate(self, prompts: list[object]) -> Any:
         returned: Any = super()._generate(prompts)
-        self._last_sampled = Sampled(*returned[: len(Sampled._fields)])
+        self._last_sampled = compat.Sampled(*returned[: len(compat.Sampled._fields)])
         return returned
 
     def _generate_and_score_completions(self, inputs: list[Json]) -> Batch:
@@ -518,7 +492,7 @@ class KLTrainer(GRPOTrainer):
     def _reduced(self, model: Model, batch: Batch, rollout: Rollout, per_token: Tensor | None) -> Tensor | float:
         """What the KL adds to this process' loss: reduced as TRL reduces its own, or summed over completions."""
         if per_token is not None and self.objective.reduction == "policy":
-            return (token_weights(self, self._capture, model, batch, per_token) * per_token).sum()
+            return (compat.token_weights(self, self._capture, model, batch, per_token) * per_token).sum()
         accumulation = self.current_gradient_accumulation_steps if current_mode(self) == "train" else 1
         cell = self.objective.cell
         if cell is not None and cell.per_token is None:
@@ -532,10 +506,10 @@ class KLTrainer(GRPOTrainer):
 
     def _save_checkpoint(self, model: Model, trial: object) -> None:
         super()._save_checkpoint(model, trial)
-        self._save_parts(checkpoint_folder(self, trial))
+        self._save_parts(compat.checkpoint_folder(self, trial))
 
     def _save_parts(self, folder: Path) -> None:
-        save_parts(self, folder)
+        compat.save_parts(self, folder)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
@@ -544,7 +518,7 @@ class KLTrainer(GRPOTrainer):
 
     def _load_parts(self, folder: Path) -> None:
         try:
-            self._restored = load_parts(self, folder)
+            self._restored = compat.load_parts(self, folder)
         except (RunError, UnpicklingError) as error:
             # Of another trainer or number of processes, or with images among the completions: the weights are of use.
             start_again = "start again with kl_coef, without completions that wait (rollout_lag), all counts at 0"

@@ -204,10 +204,9 @@ class Passes:
 
     def _of_model(self, model: Model, batch: CompletionRows) -> Tensor:
         """(B, T) log-probs, from the model's own logits, some rows at a time."""
-        base = base_of(self._trainer.accelerator.unwrap_model(model))
-        short = (
-            {"logits_to_keep": batch.keep + 1} if "logits_to_keep" in inspect.signature(base.forward).parameters else {}
-        )
+        base = self._base(model)
+        can_cut = "logits_to_keep" in inspect.signature(base.forward).parameters
+        short = {"logits_to_keep": batch.keep + 1} if can_cut else {}
         vocabulary = base.config.get_text_config().vocab_size
         rows = max(1, self._bytes_for_logits(batch.ids.device) // (4 * vocabulary * (batch.keep + 1)))
         logps = list[Tensor]()
@@ -255,9 +254,7 @@ class Passes:
     def _head(self, ref: Model) -> Head:
         """The reference's head; a copy where the policy's parameters only stand for it while it is loaded."""
         head = head_of(self._trainer.accelerator.unwrap_model(ref), self.temperature, self.vocabulary)
-        if self._reference.separate is not None:
-            return head
-        return head.clone()
+        return head if self._reference.separate is not None else head.clone()
 
     def _statistics(self, batch: CompletionRows, hidden: Tensor, head: Head) -> dict[str, Tensor]:
         question = StatisticsRequest(
@@ -270,8 +267,8 @@ class Passes:
             float32=bool(getattr(self._trainer.args, "cast_lm_head_to_fp32", False)),
         )
         answer = ask(self._trainer.accelerator, self._trainer.model, batch, question)
-        names = {"ref_logp": "ref_logp", "token_reverse_kl": "reverse_kl", "token_forward_kl": "forward_kl"}
-        return {name: answer[field] for name, field in {"logp": "logp", **names}.items()}
+        kls = {"token_reverse_kl": answer["reverse_kl"], "token_forward_kl": answer["forward_kl"]}
+        return {"logp": answer["logp"], "ref_logp": answer["ref_logp"], **kls}
 
 
 def _given(batch: Batch, logp: Tensor) -> Columns:

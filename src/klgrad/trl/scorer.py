@@ -1,7 +1,7 @@
 """Scores of completions: exact KLs by a forward pass that computes them, and groups of completions."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import wraps
 from typing import Any, get_args
@@ -16,6 +16,7 @@ from ..core.families import Direction
 from ..core.importance import token_ratio
 from ..core.rollout import Rollout
 from ..errors import MeaningError, SettingError
+from ..integrations import refuse_if
 from ..kernels import (
     Head,
     TokenStatistics,
@@ -29,21 +30,7 @@ from ..kernels import (
 )
 from ..support import Json, Model
 from . import compat
-from .compat import (
-    REF_LOGP,
-    Batch,
-    CompletionRows,
-    ForwardPass,
-    Pass,
-    Sampled,
-    base_of,
-    completion_log_probs,
-    gathered,
-    padded,
-    padded_mask,
-    prompt_keys,
-    reference_model,
-)
+from .compat import REF_LOGP, Batch, CompletionRows, ForwardPass, Pass, base_of
 from .config import KLConfig, TRLObjective, teachers_of
 
 # All processes' completions of one step, so that baselines and reports are those of the whole batch.
@@ -64,8 +51,7 @@ def gather_rows(accelerator: Accelerator, local: dict[str, Tensor | None]) -> tu
 def _gathered(accelerator: Any, x: Tensor, own: slice) -> Tensor:
     if x.ndim == 1:
         return accelerator.gather(x)
-    padded = accelerator.pad_across_processes(x.detach().contiguous(), dim=1)
-    total = accelerator.gather(padded).clone()
+    total = accelerator.gather(accelerator.pad_across_processes(x.detach().contiguous(), dim=1)).clone()
     if not x.requires_grad:
         return total
     mine = torch.nn.functional.pad(x, (0, total.shape[1] - x.shape[1]))
@@ -122,15 +108,8 @@ def with_top_k_kl(
     assert statistics.entries_logp is not None  # the question named them
     if objective.tail == "sampled":
         ratio = _tail_ratio(objective, Rollout(statistics.logp, best.token_logp, mask, behavior_logp=behavior_logp))
-        kl = sampled_tail_kl(
-            statistics.entries_logp,
-            best.logp,
-            statistics.logp,
-            best.token_logp,
-            best.has_token,
-            ratio=ratio,
-            divergence=term.generator,
-        )
+        at_token = statistics.logp, best.token_logp, best.has_token
+        kl = sampled_tail_kl(statistics.entries_logp, best.logp, *at_token, ratio=ratio, divergence=term.generator)
     else:
         kl = (lumped_kl if objective.tail == "lump" else head_kl)(statistics.entries_logp, best.logp, term.generator)
     field = f"{term.divergence}_kl" if term.divergence in get_args(Direction) else "divergence"
@@ -254,7 +233,7 @@ def head_of(model: Model, temperature: float, vocabulary: int | None) -> Head:
     """The model's head: whole, even where DeepSpeed has split its weights, and cut to `vocabulary` entries."""
     output = model.get_output_embeddings()
     bias = getattr(output, "bias", None)
-    with gathered(output.weight, bias):
+    with compat.gathered(output.weight, bias):
         head = Head.of(model, temperature=temperature)
         if hasattr(output.weight, "ds_id"):  # gathered only for now: the backward pass needs a copy
             head = head.clone()
@@ -368,18 +347,15 @@ class Scorer:
 
     def groups(self, batch: Batch) -> Tensor:
         """(B,) a number for the prompt of each completion, the same on every process and in every batch."""
-        return prompt_keys(batch)
+        return compat.prompt_keys(batch)
 
     # One model
-
-    def reference(self) -> AbstractContextManager[Model]:
-        return reference_model(self._trainer)
 
     def log_probs(self, model: Model, batch: Batch) -> Tensor:
         """(B, T) log-probs by one of the models, without gradient, in batches that fit into memory."""
         with torch.no_grad():
             size = self._args.per_device_train_batch_size
-            return completion_log_probs(self._trainer, model, batch, batch_size=size)[0]
+            return compat.completion_log_probs(self._trainer, model, batch, batch_size=size)[0]
 
     def question(self, batch: CompletionRows) -> StatisticsRequest:
         return StatisticsRequest(
@@ -397,26 +373,25 @@ class Scorer:
     def add_teachers(self, batch: Batch, rows: list[Json]) -> None:
         """Store which teacher each row of the dataset names, and the prompt that it shows to it."""
         if (column := self._args.teacher_column) is not None:
-            numbers = [self._number(row.get(column), column) for row in rows]
+            names: list[Any] = [row.get(column) for row in rows]
+            for name in names:
+                if name not in self._teachers:
+                    raise SettingError(
+                        f"one of the teachers ({', '.join(self._teachers)}) in the column {column!r}",
+                        repr(name),
+                        "name it by `teacher`, as in teacher='math=PATH,code=PATH'",
+                    )
+            numbers = list(map(self._teachers.index, names))
             batch["teacher"] = torch.tensor(numbers, device=self._trainer.accelerator.device)
         if (column := self._args.teacher_prompt) is not None:
-            missing = next((row for row in rows if not row.get(column)), None)
-            if missing is not None:
-                raise SettingError(
-                    f"a prompt for the teacher in the column {column!r} of every row",
-                    f"a row with the columns {', '.join(missing)}",
-                    "add it, or leave `teacher_prompt` out",
-                )
+            for row in rows:
+                if not row.get(column):
+                    raise SettingError(
+                        f"a prompt for the teacher in the column {column!r} of every row",
+                        f"a row with the columns {', '.join(row)}",
+                        "add it, or leave `teacher_prompt` out",
+                    )
             compat.keep_teacher_prompts(batch, self._trainer, [row[column] for row in rows])
-
-    def _number(self, name: str | None, column: str) -> int:
-        if name not in self._teachers:
-            raise SettingError(
-                f"one of the teachers ({', '.join(self._teachers)}) in the column {column!r}",
-                repr(name),
-                "name it by `teacher`, as in teacher='math=PATH,code=PATH'",
-            )
-        return self._teachers.index(name)
 
     def reference_log_probs(self, batch: Batch) -> Tensor:
         """(B, T) log-probs by the reference, or by each row's teacher, which may see another prompt."""
@@ -426,7 +401,7 @@ class Scorer:
 
     def each_reference(self) -> Iterator[Model]:
         """The references, one after the other; each is in place until the next is asked for."""
-        with self.reference() as ref:
+        with compat.reference_model(self._trainer) as ref:
             yield ref
         yield from self._others
 
@@ -436,11 +411,13 @@ class Scorer:
         completions, accelerator = CompletionRows.of(compat.teacher_view(batch)), self._trainer.accelerator
         passes: list[ReferencePass] = []
         for i, ref in enumerate(self.each_reference()):
-            weight, rows = self._weight(i, batch), None
+            asked, rows = completions, None
+            weight = self._args.teacher_weights[i] if self._args.teacher_weights else 1 / (1 + len(self._others))
             if "teacher" in batch:
-                rows = (batch["teacher"] == i).nonzero()[:, 0]
+                named = batch["teacher"] == i
+                weight, rows = named.float()[:, None], named.nonzero()[:, 0]
                 rows = rows if len(rows) else rows.new_zeros(1)  # every process calls every model
-            asked = completions if rows is None else completions.of_rows(rows)
+                asked = completions.of_rows(rows)
             question = StatisticsRequest(completions.keep, self._trainer.temperature)
             hidden: Tensor = ask(accelerator, ref, asked, question)["hidden"]
             head = head_of(accelerator.unwrap_model(ref), self._trainer.temperature, self.vocabulary)
@@ -448,11 +425,6 @@ class Scorer:
                 hidden = hidden.new_zeros(len(completions.ids), *hidden.shape[1:]).index_copy_(0, rows, hidden)
             passes.append(ReferencePass(hidden, head, weight))
         return tuple(passes)
-
-    def _weight(self, i: int, batch: Batch) -> Tensor | float:
-        if "teacher" in batch:
-            return (batch["teacher"] == i).float()[:, None]
-        return self._args.teacher_weights[i] if self._args.teacher_weights else 1 / (1 + len(self._others))
 
     def exact(self, model: Model, batch: Batch) -> TokenStatistics:
         """Log-probs, exact divergences to the reference, and the entropy of completions; no logits are stored."""
@@ -506,15 +478,15 @@ class Scorer:
         tensors["mask"] = tensors["mask"].bool()
         return Rollout(**tensors, group=merge_lone_rows(group) if self._objective.needs_groups else None), own
 
-    def sampled_rollout(self, sampled: Sampled) -> Rollout:
+    def sampled_rollout(self, sampled: compat.Sampled) -> Rollout:
         """All processes' completions that were just sampled."""
         refuse_images(sampled.images is not None, "kl_placement='reward'")
-        batch = padded(self._trainer, sampled.prompt_ids, sampled.completion_ids)
+        batch = compat.padded(self._trainer, sampled.prompt_ids, sampled.completion_ids)
         mask = batch["completion_mask"]
         if sampled.tool_mask is not None:  # the policy did not sample what a tool returned
-            mask = mask * padded_mask(self._trainer, sampled.tool_mask)
+            mask = mask * compat.padded_rows(self._trainer, sampled.tool_mask, "right", 0)
         own = self.log_probs(self._trainer.model, batch)
-        with self.reference() as ref:
+        with compat.reference_model(self._trainer) as ref:
             other = self.log_probs(ref, batch)
         local: dict[str, Tensor | None] = {"logp": own, "ref_logp": other, "mask": mask, "group": self.groups(batch)}
         return Rollout(**gather_rows(self._trainer.accelerator, local)[0])
@@ -527,10 +499,8 @@ class Scorer:
 
 def refuse_images(has_any: bool, where: str) -> None:
     """Raise `MeaningError` for images: without its image, a completion would get other log-probs."""
-    if has_any:
-        raise MeaningError(
-            "prompts of text", f"images, with {where}", "use a sampled estimator with kl_placement='loss'"
-        )
+    remedy = "use a sampled estimator with kl_placement='loss'"
+    refuse_if(has_any, "prompts of text", f"images, with {where}", remedy)
 
 
 def _statistics(answer: Statistics) -> TokenStatistics:

@@ -255,20 +255,14 @@ def _check_advantage(config: Config, objective: VerlObjective) -> None:
 
 def notes(config: Config, objective: VerlObjective) -> list[str]:
     """The sentences that apply to a configuration; they are logged when a run starts."""
-    return [*objective.notes(facts_of(config, objective)), *_notes_on_verl(config, objective)]
-
-
-def facts_of(config: Config, objective: VerlObjective) -> Facts:
-    """What verl's settings say of the completions and of the loss."""
     actor, rollout = config["actor_rollout_ref"]["actor"], config["actor_rollout_ref"]["rollout"]
-    neutral = {"top_p": (1, 1.0), "top_k": (-1, 0)}
-    filters = [
-        f"rollout.{name}={rollout.get(name)}" for name, ok in neutral.items() if rollout.get(name, ok[0]) not in ok
-    ]
+    neutral = {"top_p": (1,), "top_k": (-1, 0)}
+    given = {name: rollout.get(name, neutral[name][0]) for name in neutral}
+    filters = [f"rollout.{name}={value}" for name, value in given.items() if value not in neutral[name]]
     if (config["algorithm"].get("filter_groups") or {}).get("enable"):
         filters.append("algorithm.filter_groups.enable=True")
     bonus, mode = actor["entropy_coeff"], actor["loss_agg_mode"]
-    return Facts(
+    facts = Facts(
         "verl",
         stale=None if objective.in_advantage else _stale(config),
         filters=filters,
@@ -277,6 +271,7 @@ def facts_of(config: Config, objective: VerlObjective) -> Facts:
         mean=f"loss_agg_mode={mode}" if mode == "seq-mean-token-mean" else None,
         sums="reduction=sequence with placement=loss, or loss_agg_mode=token-mean,",
     )
+    return [*objective.notes(facts), *_notes_on_verl(config, objective)]
 
 
 def _stale(config: Config) -> str | None:

@@ -36,21 +36,15 @@ def rollout_of_step(batch: Mapping[str, Tensor], uid: Sequence[object], *, score
     The tensors are padded (B, T); `uid` has each row's prompt. Not `scored`: `old_log_probs` are those of the rollout
     engine, a ratio to which would be 1, not measured.
     """
-    behavior = batch.get("rollout_log_probs") if scored else None
-    return Rollout(
-        batch["old_log_probs"],
-        batch["ref_log_prob"],
-        batch["response_mask"],
-        behavior_logp=behavior,
-        group=list(map(str, uid)),  # pyright: ignore[reportArgumentType]
-    )
+    behavior, group = batch.get("rollout_log_probs") if scored else None, list(map(str, uid))
+    given = batch["old_log_probs"], batch["ref_log_prob"], batch["response_mask"]
+    return Rollout(*given, behavior_logp=behavior, group=group)  # pyright: ignore[reportArgumentType]
 
 
 def rollout_of_micro_batch(declaration: VerlObjective, logp: Tensor, ref_logp: Tensor, batch: Batch) -> Rollout:
     """A micro-batch of a worker: the policy that is trained is π, and `sampler` says what sampled."""
-    behavior = None
-    if declaration.term.weighting is not None:
-        behavior = batch[SAMPLERS[declaration.sampler]]
+    is_weighted = declaration.term.weighting is not None
+    behavior = batch[SAMPLERS[declaration.sampler]] if is_weighted else None
     return Rollout(logp, ref_logp, batch["response_mask"].to(torch.bool), behavior_logp=behavior)
 
 
