@@ -12,7 +12,7 @@ from torch import Tensor
 from ..errors import MeaningError
 from ..targets import Descends
 from . import families
-from .divergences import Divergence, named, short_number
+from .divergences import Divergence, by_name, named, short_number
 from .estimators import MAX_EXPONENT
 from .families import VALUES, Baseline, Formula, Level, TermEstimator
 from .importance import ImportanceWeighting, Weights, effective_sample_size
@@ -158,7 +158,7 @@ class KLTerm:
         """Hold a divergence that has a name by its name, which can be pickled and compared."""
         divergence = self.generator
         try:
-            is_named = named(divergence.name) == divergence
+            is_named = by_name(divergence.name) == divergence
         except MeaningError:
             is_named = False
         short = {f"{name}-kl": name for name in families.KLS}.get(divergence.name, divergence.name)
@@ -196,7 +196,7 @@ class KLTerm:
     @property
     def generator(self) -> Divergence:
         """The divergence with its slope and its excess."""
-        return named(self.divergence)
+        return by_name(self.divergence) if isinstance(self.divergence, str) else self.divergence
 
     @property
     def name(self) -> str:
