@@ -90,7 +90,7 @@ def test_the_study_of_reuse_knows_its_arms_and_evaluations(tmp_path):
     assert len({job.name for job in jobs}) == len(jobs)
     labels = [{key: str(x) for key, x in job.settings.items()} for job in jobs]
     not_drawn = {reuse.ARM.format_map(label) for label in reuse.labelled(labels)} - set(reuse.ARMS)
-    assert not_drawn == {"trl-jsd 1 256"}
+    assert not_drawn == {"trl-jsd 1 256", "trl-reverse 1 64"}
     assert set(reuse.ARMS) == {arm for _, _, arms in reuse.PANELS.values() for arm in arms}
     assert {arm for pair in reuse.NEARER.values() for arm in pair} <= set(reuse.ARMS)
     assert runs.COMMON["per_device_train_batch_size"] == exp_reuse.WHOLE == int(reuse.WHOLE_BATCH)

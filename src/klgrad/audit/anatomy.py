@@ -533,9 +533,11 @@ def _choose_samples(reader: PartReader, parts: Anatomy) -> Anatomy:
         more, less = (up, down) if up.low is not None else (down, up)
         if (more.kind, less.kind, less.low) == ("mask", "mask", None):
             up = Bound("ppo", more.low, less.high, more.high)
-    if up is None and best.samples.ratio == "token":
-        up = _bound_of_probability(reader, best)
-    return replace(best, samples=replace(best.samples, bound=up))
+    best = replace(best, samples=replace(best.samples, bound=up))
+    stale = reader.at_random(MIXED, stale=1.0, seed=6)
+    if up is None and best.samples.ratio == "token" and _difference(best, stale, reader.read(stale)) > best.allowed:
+        return replace(best, samples=replace(best.samples, bound=_bound_of_probability(reader, best)))
+    return best
 
 
 def _bound_of_probability(reader: PartReader, parts: Anatomy) -> Bound | None:
@@ -634,7 +636,7 @@ def _read_bound(
     bound = Bound("truncate" if edges[0] is None else "clip", edges[0], edges[1])
     if kind == "truncate":
         return bound
-    side = -FAR if edges[1] is None else FAR
+    side = -most[0] if edges[1] is None else FAR
     level = float(bound(torch.tensor(side, dtype=torch.float64).exp()))
     beyond = lambda xs: ask(torch.full_like(xs, side), xs) / level
     at_ref = float(beyond(torch.zeros(1, dtype=torch.float64)))

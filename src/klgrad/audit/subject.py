@@ -124,7 +124,7 @@ class Subject:
         """`call`, with what becomes of values that are no scalar."""
         if self.kind != "function":
             return self.call
-        return self.call + reduction_of(self.loss(batch.with_entries(self.entries)), batch)
+        return self.call + reduction_of(self.loss(batch.copy().with_entries(self.entries)), batch)
 
     @contextmanager
     def named_errors(self, batch: Batch) -> Iterator[None]:

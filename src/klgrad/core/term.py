@@ -196,7 +196,7 @@ class KLTerm:
     @property
     def generator(self) -> Divergence:
         """The divergence with its slope and its excess."""
-        return by_name(self.divergence) if isinstance(self.divergence, str) else self.divergence
+        return by_name(self.divergence) if isinstance(self.divergence, str) else named(self.divergence)
 
     @property
     def name(self) -> str:
