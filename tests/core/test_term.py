@@ -104,7 +104,7 @@ def test_the_token_level_and_discount_0_are_one_declaration(values):
     options = dict(zip(OPTIONS, values, strict=True))
     a, b = declared(level="token", **options), declared(discount=0, **options)
     assert a == b == declared(level="token", discount=0.0, **options)
-    if isinstance(a, KLTerm):
+    if isinstance(a, KLTerm) and isinstance(b, KLTerm):
         assert (hash(a), a.name, str(a)) == (hash(b), b.name, str(b))
         assert (a.level, a.discount) == (b.level, b.discount) == ("token", 0.0)
 

@@ -56,7 +56,8 @@ def restored(z, z_ref, dtype):
 def test_kept_logits_are_restored(dtype):
     """The error is 2^-11, relative to a for log p, to the larger of a and b for log q, and to its distance for d."""
     generator = torch.Generator().manual_seed(0)
-    a, b, mean, found_a, found_d = restored(*5 * torch.randn(2, 6, 50, generator=generator, dtype=torch.float64), dtype)
+    z, z_ref = 5 * torch.randn(2, 6, 50, generator=generator, dtype=torch.float64)
+    a, b, mean, found_a, found_d = restored(z, z_ref, dtype)
     step, least = torch.finfo(dtype).eps, torch.finfo(dtype).tiny
     within = lambda off, size: bool((off.abs() <= 0.51 * step * size + least).all())
     d, own = a - b, a >= b

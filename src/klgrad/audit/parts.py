@@ -386,8 +386,9 @@ class Anatomy:
         bonus = self.entropy[1] * policy
         if self.full is None:
             return bonus
-        is_part = self.top is not None and self.top.size < policy.shape[-1]
-        return bonus + (self.top.coefficients(self.full, policy, ref) if is_part else self.full(policy - ref))
+        if self.top is not None and self.top.size < policy.shape[-1]:
+            return bonus + self.top.coefficients(self.full, policy, ref)
+        return bonus + self.full(policy - ref)
 
     def _coefficients(self, inputs: ProbeInputs) -> tuple[Tensor, Tensor]:
         """(B, T) each: of the score, and what the coefficients of the entries weigh."""
