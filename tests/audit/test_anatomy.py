@@ -1,5 +1,6 @@
 """Each part of a loss is read as it was declared, and losses as recipes have them are told for what they are."""
 
+import math
 from itertools import product
 
 import pytest
@@ -125,7 +126,40 @@ def test_the_edges_of_ppo_are_exact(dtype):
     assert audit(loss).anatomy.samples.bound == Bound("ppo", 0.8, 1.2)
 
 
-@pytest.mark.parametrize(("low", "high"), [(-0.2, None), (-0.15, 0.25)])
+def test_a_loss_may_change_what_it_is_given():
+    def loss(logits, ref_logits, mask):
+        p = logits.div_(1.0).log_softmax(-1)
+        return of_mask((p.exp() * (p - ref_logits.log_softmax(-1))).sum(-1), mask).sum(-1).mean()
+
+    assert audit(loss).verdict == "reverse-kl-token"
+
+
+def test_a_divergence_to_the_sampler_beside_an_exact_kl():
+    def loss(logp, behavior_logp, logits, ref_logits, mask):
+        p = logits.log_softmax(-1)
+        exact = (p.exp() * (p - ref_logits.log_softmax(-1))).sum(-1)
+        return of_mask(exact + 0.1 * k2_of(logp - behavior_logp), mask).sum(-1).mean()
+
+    result = audit(loss)
+    assert (result.verdict, result.anatomy.samples.pull.shares) == ("reverse-kl-token", {"reverse-kl": 0.1})
+    assert formula(result.anatomy) == "∇KL(π‖ref)_t + 0.1 log(π_t/μ_t)"
+
+
+def test_a_bounded_pull_to_the_sampler_is_not_told_as_a_whole_one():
+    loss = lambda logp, ref_logp, old_logp: k3_of(logp - ref_logp) + 0.3 * k2_of((logp - old_logp).clamp(-1, 1))
+    assert not audit(loss).anatomy.proved
+
+
+def test_a_veto_by_a_rare_ratio_is_not_told_as_none():
+    def loss(logp, ref_logp, old_logp, mask):
+        kept = ~((logp - old_logp < math.log(1e-4)) & mask).any(-1, keepdim=True)
+        return of_mask(kept * k3_of(logp - ref_logp), mask).sum(-1).mean()
+
+    assert audit(loss).anatomy.proved_fresh
+    assert not audit(loss).anatomy.proved
+
+
+@pytest.mark.parametrize(("low", "high"), [(-0.2, None), (-0.15, 0.25), (-0.7, 0.5)])
 @pytest.mark.parametrize("pull", [0.0, 0.002])
 def test_a_mask_by_the_probability_and_a_divergence_to_the_sampler_beside_the_kl(low, high, pull):
     """As in prime-rl's distillation, and the masks of DPPO."""
@@ -343,6 +377,14 @@ def test_a_division_by_the_spread_keeps_the_sign(sign):
     assert parts.proved
 
 
+def rloo_per_token(logp, ref_logp, mask, group):
+    """The centred sum of k1, divided by each completion's length: no variance, since the lengths differ."""
+    cost = cost_of(lambda log_ratio: log_ratio, logp, ref_logp, mask)
+    n = (group[:, None] == group[None, :]).sum(-1)
+    centred = n / (n - 1) * (cost - over_group(cost, group))
+    return (of_mask(centred[:, None] * logp, mask).sum(-1) / mask.sum(-1)).mean()
+
+
 @pytest.mark.parametrize(("name", "share"), [("k1-reward-leave-one-out", 1.0), ("k1-reward-group-mean", 0.5)])
 def test_a_baseline_of_whole_completions_leaves_half_the_log_variance_under_the_sampler(name, share):
     """Of the centred sum of log π/ref without a ratio: 0, and least, where π is ref."""
@@ -360,6 +402,8 @@ def test_a_baseline_of_whole_completions_leaves_half_the_log_variance_under_the_
     half_variance = (weights * (away - mean).square()).sum() / 2
     expected = torch.autograd.grad(share * half_variance, logits)[0].flatten()
     EXACT.check_vector(gradient, expected)
+    per_token = audit(rloo_per_token)
+    assert "its baseline adds a drift" in stale(per_token.anatomy)
     assert stale(audit(subject).anatomy) == (
         "not corrected: half the variance of L under the sampler, L = log π/ref of the completion, "
         "which still pulls to ref and is no KL"
@@ -383,9 +427,13 @@ def test_a_loss_that_is_not_proved_is_not_told_as_a_divergence():
     assert (result.verdict, result.verdict_off_policy) == ("unknown", "unknown")
 
 
-def over_the_likeliest(logits, ref_logits, mask, k=20, of="ref", direction="forward", tail="left-out"):
+def over_the_likeliest(
+    logits, ref_logits, behavior_logits, mask, k=20, of="ref", direction="forward", tail="left-out", form=""
+):
     """As recipes of distillation write it: in a vocabulary of less than k tokens it is an error."""
-    at = (ref_logits if of == "ref" else logits).topk(k, -1).indices
+    cast = {"float32": lambda x: x.float(), "T = 3": lambda x: x / 3}.get(form, lambda x: x)
+    logits, ref_logits = cast(logits), cast(ref_logits)
+    at = {"ref": ref_logits, "policy": logits, "sampler": behavior_logits}[of].topk(k, -1).indices
     raw = [x.gather(-1, at) for x in (logits, ref_logits)]
     p, q = (x.log_softmax(-1).gather(-1, at) for x in (logits, ref_logits))
     if tail == "lumped":
@@ -393,8 +441,14 @@ def over_the_likeliest(logits, ref_logits, mask, k=20, of="ref", direction="forw
         p, q = (torch.cat([x, others(x)], -1) for x in (p, q))
     p = raw[0].log_softmax(-1) if tail == "renormalised" else p
     q = raw[1].log_softmax(-1) if "renormalised" in tail else q
-    each = q.exp() * (q - p) if direction == "forward" else p.exp() * (p - q)
-    return of_mask(each.sum(-1), mask).sum(-1).mean()
+    if direction == "js":
+        middle = torch.logaddexp(p, q) - math.log(2)
+        each = (p.exp() * (p - middle) + q.exp() * (q - middle)) / 2
+    else:
+        each = q.exp() * (q - p) if direction == "forward" else p.exp() * (p - q)
+    if form == "entries":
+        return torch.zeros_like(logits).scatter(-1, at, each) * mask[..., None]
+    return of_mask(each.sum(-1), mask).sum(-1).mean() * (9 if form == "T = 3" else 1)
 
 
 @pytest.mark.parametrize("tail", TAILS)
@@ -411,6 +465,32 @@ def test_a_top_k_is_taken_apart(of, direction, tail):
     whose = "ref's" if of == "ref" else "the policy's"
     assert f"over {whose} 20 likeliest tokens, {TAIL[tail]}" in divergence(parts)
     assert ("add the tail" in str(result.advice).lower()) == (tail != "lumped")
+
+
+@pytest.mark.parametrize("form", ["float32", "T = 3", "entries"])
+def test_a_top_k_in_float32_at_a_temperature_or_of_values_per_entry(form):
+    result = audit(over_the_likeliest, settings={"form": form})
+    assert result.anatomy.proved
+    assert (result.anatomy.top.size, result.anatomy.top.tail) == (20, "left-out")
+    assert result.anatomy.temperature == pytest.approx(3.0 if form == "T = 3" else 1.0, rel=1e-6)
+
+
+def test_a_tail_that_is_left_out_of_a_bounded_divergence_has_no_pull_at_ref():
+    result = audit(over_the_likeliest, settings={"direction": "js"})
+    assert (result.anatomy.top, result.finite) == (TopK(20, "ref", "left-out"), True)
+    assert "at ref too" not in dict(report(result.anatomy))["scale"]
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 4])
+def test_the_shortest_lists_of_likely_tokens(k):
+    parts = audit(over_the_likeliest, settings={"k": k}).anatomy
+    assert parts.proved == (k == 4)
+    assert divergence(parts).startswith("forward KL" if k == 4 else "not known")
+
+
+def test_the_likeliest_tokens_of_the_sampler_are_those_of_the_policy_on_fresh_samples_only():
+    parts = audit(over_the_likeliest, settings={"of": "sampler"}).anatomy
+    assert (parts.top.of, parts.proved_fresh, parts.proved) == ("policy", True, False)
 
 
 def test_a_list_of_likely_tokens_of_another_form_is_told_as_the_cause():

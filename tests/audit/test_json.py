@@ -40,6 +40,7 @@ ANATOMY = {
     "unexplained": NUMBER, "past_credit": bool, "mean_over_rows": bool, "anchor": str, "reference_late_by": int,
     "end_token_has_gradient": bool, "cut_off_completions_count": bool,
     "top_k": (int, type(None)), "top_k_of": (str, type(None)), "top_k_tail": (str, type(None)),
+    "top_k_constant": NUMBER,
     "deterministic": bool, "depends_also_on": list, "temperature": NUMBER, "micro_batches": (bool, type(None)),
     "unexplained_by_probe": (dict, list),
 }  # fmt: skip

@@ -39,6 +39,7 @@ from .probes import (
     TOKENS,
     WIDTH,
     Advantages,
+    Batch,
     Curve,
     Derivatives,
     ProbeInputs,
@@ -63,8 +64,8 @@ NUDGE = 0.05
 FAR = 15.0
 """A log importance ratio that every bound cuts off."""
 
-FAR_WEIGHT = 8.0
-"""A log importance ratio of one token among fresh ones: no gate of a loss is beyond it."""
+FAR_WEIGHT = 12.0
+"""A log importance ratio of one token among fresh ones: gates of common libraries begin before it."""
 
 ROUNDED = 1e-5
 """Share of a coefficient that rounding may leave: many losses cast some of their tensors to float32."""
@@ -214,7 +215,8 @@ class PartReader:
             # A ratio alone multiplies a constant.
             growth = float(near[PLACE] / start[PLACE]) - 1
             is_ratio = any(abs(growth - math.expm1(x)) <= max(10 * EXACT, self.same / 10) for x in (NUDGE, -NUDGE))
-            if float(far[PLACE]) != float(start[PLACE]) and not is_ratio:
+            is_of_entries = bool(self.responses("tilt").full[PLACE].abs() > self.same)
+            if float(far[PLACE]) != float(start[PLACE]) and not is_ratio and not is_of_entries:
                 self.anchor = "sampler"
         elif int((response != 0).sum()) == 1 and bool(response[token - 1] != 0) | bool(response[token + 1] != 0):
             self.late = int(response.nonzero()[0, 0]) - token
@@ -369,32 +371,31 @@ def _read_large_vocabulary(subject: Subject, parts: Anatomy) -> Anatomy:
     tokens = policy.exp().flatten(0, 1).multinomial(1, generator=generator).reshape(ROWS, 3)
     logp, ref_logp = (x.gather(-1, tokens[..., None])[..., 0] for x in (policy, ref))
     base = ProbeInputs.at_reference([3] * ROWS, 3).batch()
-    batch = replace(
-        base,
-        logp=logp,
-        ref_logp=ref_logp,
-        old_logp=logp,
-        behavior_logp=logp,
-        logits=policy,
-        ref_logits=ref,
-        behavior_logits=policy,
-        tokens=tokens,
-    ).fresh()
     sampled = torch.nn.functional.one_hot(tokens, VOCABULARY).double() - policy.exp()
     of_entries = lambda x: x.logits + x.logp[..., None] * sampled
-    answer = of_entries(evaluate(subject, batch)[1])
 
-    def difference(parts: Anatomy) -> float:
-        gap = (answer - of_entries(parts.predict(batch))).abs().max()
-        return float(gap) / (float(answer.abs().max()) or 1.0)
+    def batch_of(sampler: Tensor) -> Batch:
+        of_sampler = sampler.gather(-1, tokens[..., None])[..., 0]
+        logs = {"logp": logp, "ref_logp": ref_logp, "old_logp": of_sampler, "behavior_logp": of_sampler}
+        logits = {"logits": policy, "ref_logits": ref, "behavior_logits": sampler}
+        return replace(base, tokens=tokens, **logs, **logits).fresh()
+
+    names = f"a vocabulary of {VOCABULARY}", f"stale samples, a vocabulary of {VOCABULARY}"
+    batches = [batch_of(policy), batch_of((policy + 0.3 * normal()).log_softmax(-1))]
+    answers = [of_entries(evaluate(subject, batch)[1]) for batch in batches]
+    answer = answers[0]
 
     def explained(parts: Anatomy) -> Anatomy:
-        return replace(parts, unexplained=parts.unexplained | {f"a vocabulary of {VOCABULARY}": difference(parts)})
+        gaps = {}
+        for name, batch, x in zip(names, batches, answers, strict=True):
+            gaps[name] = float((x - of_entries(parts.predict(batch))).abs().max()) / (float(x.abs().max()) or 1.0)
+        return replace(parts, unexplained=parts.unexplained | gaps)
 
     # Entries that a loss does not look at share the value that their normalisation gives them.
-    each = (answer / policy.exp())[0, 0] / parts.unit.shares(ProbeInputs.of_batch(batch))[0]
+    each = (answer / policy.exp())[0, 0] / parts.unit.shares(ProbeInputs.of_batch(batches[0]))[0]
     rest = each[policy[0, 0].argmin()]
-    seen = (each - rest).abs() > 1e-9 * each.abs().max()
+    noise = ROUNDED * float(each.abs().max())
+    seen = (each - rest).abs() > noise
     size, parts = int(seen.sum()), explained(parts)
     if parts.proved_fresh or parts.full is None or size > VOCABULARY - 4:
         return parts
@@ -405,7 +406,8 @@ def _read_large_vocabulary(subject: Subject, parts: Anatomy) -> Anatomy:
         top = TopK(size, of, tail)
         if tail in ("left-out", "ref-renormalised"):  # a constant that is none in a whole vocabulary
             left = (each - rest - top.coefficients(parts.full, policy, ref)[0, 0])[seen]
-            top = replace(top, constant=round_short(float(left.median()), SINGLE))
+            constant = float(left.median())
+            top = replace(top, constant=0.0 if abs(constant) <= noise else round_short(constant, SINGLE))
         if (listing := explained(replace(parts, top=top))).proved_fresh:
             return listing
     return replace(parts, top=TopK(size, listed[0] if listed else "other", "other"))
@@ -516,7 +518,7 @@ def _choose_samples(reader: PartReader, parts: Anatomy) -> Anatomy:
     best, gap = _best(reader, candidates(), inputs)
     if gap > parts.allowed and not parts.constant:
         pull = read_curve(lambda x: reader.along(x, PLACE[1], "log_weight"), reader.same)
-        if pull.shares:
+        if pull.shares and not pull.has_edges:
             best, gap = _best(reader, candidates(pull), inputs)
     if gap > parts.allowed:
         return replace(parts, samples=Samples("other"))
@@ -542,14 +544,18 @@ def _choose_samples(reader: PartReader, parts: Anatomy) -> Anatomy:
 
 def _bound_of_probability(reader: PartReader, parts: Anatomy) -> Bound | None:
     """A mask by π - μ: masks by the ratio at two probabilities π, if they begin at one difference."""
-    differences = []
-    for probability in (0.4, 0.3):
-        mask = _read_bound(reader, parts, STEP, logp=math.log(probability))
-        if mask is None or mask.kind != "mask":
+    ends: dict[str, float] = {}
+    likely = (0.95, 0.9) if math.log(0.95) < reader.highest else (0.4, 0.3)
+    for side, probabilities in (("low", (0.05, 0.1)), ("high", likely)):
+        masks = [_read_bound(reader, parts, STEP, logp=math.log(p)) for p in probabilities]
+        edges = [getattr(mask, side) for mask in masks if mask is not None and mask.kind == "mask"]
+        differences = {
+            round_short(p - p / edge, ROUNDED) for p, edge in zip(probabilities, edges, strict=False) if edge
+        }
+        if len(differences) > 1:
             return None
-        ends = (None if end is None else probability - probability / end for end in (mask.low, mask.high))
-        differences.append([None if end is None else round_short(end, ROUNDED) for end in ends])
-    return Bound("probability", *differences[0]) if differences[0] == differences[1] else None
+        ends |= dict.fromkeys([side], *differences) if differences else {}
+    return Bound("probability", ends.get("low"), ends.get("high")) if ends else None
 
 
 AGAINST = -6.0

@@ -564,7 +564,7 @@ class Anatomy:
     def is_log_variance(self) -> bool:
         """Whether a baseline makes that half the variance of log π/ref under any sampler: no drift is beside it."""
         is_mean = self.baseline.name in ("leave-one-out", "group-mean", "batch-mean") and self.baseline.of_ended
-        return self.is_sum_of_all and is_mean and self.baseline.covers_all
+        return self.is_sum_of_all and is_mean and self.baseline.covers_all and not self.looks_at_length
 
     @property
     def looks_at_length(self) -> bool:
@@ -580,6 +580,11 @@ class Anatomy:
     def is_exact(self) -> bool:
         """Whether a divergence over the vocabulary is differentiated."""
         return self.full is not None
+
+    @property
+    def is_of_entries(self) -> bool:
+        """Whether nothing stands on the score of a sampled token: the gradient is that of sums over the vocabulary."""
+        return self.is_exact and self.own.is_zero and not (self.credits or self.constant or self.samples.pull)
 
     @property
     def has_edges(self) -> bool:
@@ -651,6 +656,7 @@ class Anatomy:
             "top_k": None if self.top is None else self.top.size,
             "top_k_of": None if self.top is None else self.top.of,
             "top_k_tail": None if self.top is None else self.top.tail,
+            "top_k_constant": 0.0 if self.top is None else self.top.constant,
             "deterministic": self.deterministic,
             "depends_also_on": list(self.matters),
             "proved": self.proved,

@@ -36,8 +36,9 @@ of ref take turns between tokens and between completions, so that no clamp or fi
 The logits there are those of the first prefix, in which π and ref differ too.
 """
 
-UNLIKELY = -200.0
-"""Log-prob of an entry that is added to a vocabulary: below that of every other entry of a probe."""
+UNLIKELY, LESS_UNLIKELY = -600.0, -100.0
+"""Log-prob of an entry that is added to a vocabulary: below that of every other entry of a probe, at a temperature of 3
+too. The second is for losses that divide by such a probability in float32."""
 
 Advantages = Literal["zero", "random"]
 """The advantages that a loss receives: 0 for every completion, or random numbers."""
@@ -84,9 +85,9 @@ class Batch:
         names = ("logits", "ref_logits", "behavior_logits") if factor != 1 else ()
         return replace(self, **{name: getattr(self, name) * factor for name in names})
 
-    def with_entries(self, number: int) -> "Batch":
+    def with_entries(self, number: int, log_prob: float = UNLIKELY) -> "Batch":
         """The same batch with a vocabulary of so many entries: those that are added have next to no probability."""
-        unlikely = UNLIKELY - 0.01 * torch.arange(max(number - self.logits.shape[-1], 0), dtype=self.logits.dtype)
+        unlikely = log_prob - 0.01 * torch.arange(max(number - self.logits.shape[-1], 0), dtype=self.logits.dtype)
         add = lambda x: torch.cat([x, x.detach().logsumexp(-1, keepdim=True) + unlikely.expand(*x.shape[:-1], -1)], -1)
         names = ("logits", "ref_logits", "behavior_logits") if number else ()
         return replace(self, **{name: add(getattr(self, name)) for name in names})

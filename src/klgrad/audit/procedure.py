@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import cache, cached_property
+from itertools import product
 from typing import Literal, cast
 
 import torch
@@ -18,7 +19,7 @@ from .advice import Advice, advise
 from .anatomy import read_anatomy, rescale
 from .call import Settings
 from .parts import Anatomy, MicroBatches
-from .probes import WIDTH, Advantages, Batch, ProbeInputs, from_problem
+from .probes import LESS_UNLIKELY, UNLIKELY, WIDTH, Advantages, Batch, ProbeInputs, from_problem
 from .sentences import in_micro_batches
 from .subject import (
     VOCABULARY,
@@ -197,16 +198,21 @@ def audit(
 
 def with_vocabulary(subject: Subject) -> Subject:
     """The loss with a large vocabulary, if it fails in a small one: its list of the most likely tokens may be long."""
-    batch = ProbeInputs.at_random([3] * 3, 3, 3).batch()
+    batches = [ProbeInputs.at_random([3] * 3, 3, 3).batch()]
+    if subject.is_given_logits:  # the enumerated problems have vocabularies of 2 and 3 tokens
+        batches += [from_problem(c.problem, c.members[:1], advantage_of(c.problem, "zero")) for c in proof_cases(False)]
     try:
-        evaluate(subject, batch)
+        for batch in batches:
+            evaluate(subject, batch)
     except LossCallError:
-        larger = replace(subject, entries=VOCABULARY)
         if not subject.is_given_logits:
             raise
-        with suppress(LossCallError):
-            evaluate(larger, batch)
-            return larger
+        for entries, added in product((VOCABULARY // 8, VOCABULARY), (UNLIKELY, LESS_UNLIKELY)):
+            larger = replace(subject, entries=entries, added=added)
+            with suppress(LossCallError):
+                loss, parts = evaluate(larger, batches[0])
+                if all_finite((loss, *parts)):
+                    return larger
         raise
     return subject
 
@@ -524,6 +530,7 @@ def probe_float32(subject: Subject) -> tuple[float | None, bool]:
         float64 value, or None; and whether loss and gradient stay finite in float32 at every probe. A loss that raises
         an error there, as one that checks its own values, is not finite.
     """
+    subject = replace(subject, added=LESS_UNLIKELY)
     sizes = torch.tensor(LIVE_RANGE, dtype=torch.float64)[:, None] + NEIGHBOURS
     live, extreme = torch.stack([-sizes, sizes]), torch.tensor(EXTREMES, dtype=torch.float64)
     low, is_finite = _coefficients(subject, live, torch.float32)

@@ -108,7 +108,8 @@ def divergence(a: Anatomy, *, brief: bool = False) -> str:
     else:
         text = "a divergence of its own" if a.curve.convex else "a divergence of its own (not convex)"
     text += _edges(a) + (", of whole completions" if a.level == "completion" else "")
-    text += "" if a.top is None else _over(a.top, brief)
+    if a.top is not None:
+        text += f"{'' if a.own.is_zero else ', its exact part'}{_over(a.top, brief)}"
     text += f", at temperature {a.temperature:g}" if a.temperature != 1 else ""
     if a.anchor == "sampler":
         text = text.replace("ref", "μ") + " to the sampler: the old log-probs are in the place of ref"
@@ -279,11 +280,13 @@ def samples(a: Anatomy) -> str:
     """Which importance ratio π/μ there is."""
     s = a.samples
     if s.ratio == "none":
-        is_needless = (a.is_nothing and not a.constant) or (a.is_exact and a.own.is_zero and not a.credits)
+        is_needless = (a.is_nothing and not a.constant) or a.is_of_entries
         needless = "and it needs none" if a.is_nothing else "and a sum over the vocabulary needs none for its own token"
         return f"no ratio{f', {needless}' if is_needless else ': samples are taken as drawn from π'}"
     if s.ratio == "other":
         return "it depends on π/μ in another way than by a token, prefix, sequence or mean ratio"
+    if not a.proved:
+        return OF[s.ratio]
     text = OF[s.ratio] + (f", {_bounded(s.bound)}" if s.bound is not None else "")
     if s.bound is not None and s.bound.beyond is not None:
         curve, constant = s.bound.beyond
@@ -511,6 +514,8 @@ def scale(a: Anatomy) -> str:
         return f"0: there is no pull near {at}"
     among = {"group-mean": "group", "batch-mean": "batch"}.get(a.baseline.name)
     of_n = f", times 1 - 1/n, with n completions in a {among}" if among else ""
+    if a.top is not None and a.top.tail == "ref-renormalised":
+        return "none that is fixed: it depends on ref's probability of these tokens, and ref is not where the pull ends"
     of_tail = ""
     if a.top is not None and a.top.constant:
         of_tail = f"; but at {at} too it makes the other tokens {'more' if a.top.constant > 0 else 'less'} likely"
@@ -526,7 +531,7 @@ ESTIMATORS = {"1": "k1", "l_t": "k2", "1 - exp(-l_t)": "k3", "exp(l_t) - 1": "k3
 
 def _coefficient(a: Anatomy) -> str:
     """The formula with what is beside the KL in it, and whose derivative it is."""
-    if a.full is not None and a.own.is_zero and not a.credits and a.samples.ratio == "none" and not any(a.entropy):
+    if a.full is not None and a.is_of_entries and a.samples.ratio == "none" and not any(a.entropy):
         each = formula(a) if set(a.full.shares) <= set(EXACT) else "∇D_t"
         tokens = "the vocabulary" if a.top is None else "these tokens"
         return f"none: the gradient is Σ_t {f'({each})' if ' ' in each else each}, of sums over {tokens}"

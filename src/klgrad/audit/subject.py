@@ -44,7 +44,7 @@ from .call import (
     settings_for,
     summary_of,
 )
-from .probes import Batch, from_problem
+from .probes import UNLIKELY, Batch, from_problem
 
 # Losses of every kind behind one interface.
 
@@ -81,6 +81,7 @@ class Subject:
         temperature: by which the logits of a batch are multiplied before the loss sees them: a loss that divides them
             by it is then one of the policies of the batch.
         entries: of the vocabulary that the loss sees at least, so that its list of the most likely tokens fits in.
+        added: log-prob of those that are added.
         in_micro_batches: the loss of the same batch in two halves, as the framework adds them up; None if not known.
 
     Example:
@@ -98,6 +99,7 @@ class Subject:
     framework: str = ""
     temperature: float = 1.0
     entries: int = 0
+    added: float = UNLIKELY
     in_micro_batches: Callable[[Batch], object] | None = None
 
     @property
@@ -108,7 +110,8 @@ class Subject:
     def __call__(self, batch: Batch) -> Tensor:
         """Evaluate the loss on one batch, as a scalar."""
         with self.named_errors(batch):
-            out = self.loss(batch.with_logits_times(self.temperature).with_entries(self.entries))
+            batch = batch.with_logits_times(self.temperature).with_entries(self.entries, self.added)
+            out = self.loss(batch)
         return scalar(self.name, out, batch)
 
     @property
@@ -124,7 +127,7 @@ class Subject:
         """`call`, with what becomes of values that are no scalar."""
         if self.kind != "function":
             return self.call
-        return self.call + reduction_of(self.loss(batch.copy().with_entries(self.entries)), batch)
+        return self.call + reduction_of(self.loss(batch.copy().with_entries(self.entries, self.added)), batch)
 
     @contextmanager
     def named_errors(self, batch: Batch) -> Iterator[None]:
