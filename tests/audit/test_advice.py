@@ -3,6 +3,7 @@
 from html import escape
 
 import pytest
+import torch
 
 from klgrad import Clip, ImportanceWeighting, KLTerm, Mask, Truncate, zoo
 from klgrad.audit import audit
@@ -90,3 +91,15 @@ def whitened_reward(logp, ref_logp, mask, group):
 def test_a_whitened_reward_gets_the_sentence_of_the_cell():
     remedies = audit(whitened_reward).advice.remedies
     assert remedies[0] == zoo.get("k1-reward-group-std").instead == AFTER_DIVISION
+
+
+@pytest.mark.parametrize("of_tokens", [True, False])
+def test_a_term_in_the_place_of_a_mean_over_tokens_has_another_beta(of_tokens):
+    def loss(logp, ref_logp, mask):
+        x = torch.where(mask, ref_logp - logp, 0.0)
+        total = (torch.expm1(x) - x).sum()
+        return total / mask.sum() if of_tokens else total / len(mask)
+
+    remedies = audit(loss).advice.remedies
+    assert len(remedies) == 2
+    assert all(("divide β by the mean length" in remedy.why) == of_tokens for remedy in remedies)

@@ -7,6 +7,7 @@ from ..core.importance import ImportanceWeighting, Truncate
 from ..core.term import KLTerm, Remedy, capitalised
 from ..targets import TARGETS, UNCORRECTED, Verdict
 from ..zoo import AFTER_DIVISION, BOUNDED, K2_OR_TOKEN, TOKEN, TOKEN_RATIO
+from .parts import Anatomy
 from .sentences import part_differences, remarks, report, summary
 from .subject import Subject
 
@@ -179,7 +180,14 @@ def _remedies(result: "AuditResult", subject: Subject) -> tuple[Remedy, ...]:
         and not has_dead_zone,
         EITHER: len(a.shares) > 1 or not set(a.shares) <= {"reverse-kl", "forward-kl"},
     }
-    return tuple(remedy for remedy, differs in parts.items() if differs)
+    return tuple(_rescaled(a, remedy) for remedy, differs in parts.items() if differs)
+
+
+def _rescaled(a: Anatomy, remedy: Remedy) -> Remedy:
+    """A term sums over the completion: in the place of a mean over tokens it has another β."""
+    if a.unit.name not in ("completion-mean", "token-mean") or not remedy.terms:
+        return remedy
+    return replace(remedy, why="; ".join(filter(None, ("divide β by the mean length", remedy.why))))
 
 
 def _for_stale_samples(result: "AuditResult", others: tuple[Remedy, ...]) -> tuple[Remedy, ...]:
@@ -196,8 +204,7 @@ def _for_stale_samples(result: "AuditResult", others: tuple[Remedy, ...]) -> tup
     meant = result.verdict if result.verdict in STALE and not others else meant
     advised = [term for remedy in others for term in remedy.terms if (term.level == "sequence") == whole]
     term = replace(advised[0], weighting=PREFIX) if advised else STALE[meant]
-    beta = "divide β by the mean length; " if a.unit.name in ("completion-mean", "token-mean") else ""
-    return (Remedy(IF_STALE, (term,), f"{beta}{NOISY}"),)
+    return (_rescaled(a, Remedy(IF_STALE, (term,), NOISY)),)
 
 
 def _lost_when_stale(result: "AuditResult") -> bool:
