@@ -24,6 +24,9 @@ def run(*arguments):
     return CliRunner().invoke(app, [*arguments])
 
 
+UNPROVED = re.compile("not (proved|known|told)")
+
+
 @pytest.mark.parametrize("name", FRAMEWORKS)
 def test_every_framework_is_recorded_at_its_tested_version(name):
     known = recorded(name)
@@ -37,6 +40,12 @@ def test_every_framework_is_recorded_at_its_tested_version(name):
     assert DEFAULTS[name].subject in ALL[name]
     assert {len(row) for row in known.policy_losses} <= {len(COLUMNS)}
     assert (len(known.policy_losses) >= 6) == bool(FRAMEWORKS[name].whole_losses)
+
+
+@pytest.mark.parametrize("name", FRAMEWORKS)
+def test_the_parts_of_every_setting_are_proved(name):
+    open_cells = [(row[0], cell) for row in recorded(name).rows for cell in row[1:] if UNPROVED.search(cell)]
+    assert open_cells == []
 
 
 def test_there_is_no_record_of_anything_else():

@@ -548,10 +548,10 @@ def _bound_of_probability(reader: PartReader, parts: Anatomy) -> Bound | None:
     likely = (0.95, 0.9) if math.log(0.95) < reader.highest else (0.4, 0.3)
     for side, probabilities in (("low", (0.05, 0.1)), ("high", likely)):
         masks = [_read_bound(reader, parts, STEP, logp=math.log(p)) for p in probabilities]
-        edges = [getattr(mask, side) for mask in masks if mask is not None and mask.kind == "mask"]
-        differences = {
-            round_short(p - p / edge, ROUNDED) for p, edge in zip(probabilities, edges, strict=False) if edge
+        at = {
+            p: getattr(mask, side) for p, mask in zip(probabilities, masks, strict=True) if mask and mask.kind == "mask"
         }
+        differences = {round_short(p - p / edge, ROUNDED) for p, edge in at.items() if edge}
         if len(differences) > 1:
             return None
         ends |= dict.fromkeys([side], *differences) if differences else {}

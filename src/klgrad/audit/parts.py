@@ -100,8 +100,8 @@ class Bound:
         )
 
     def __call__(self, ratio: Tensor) -> Tensor:
-        """The ratio within its bound; of `ppo` and `value` the ratio itself."""
-        if self.kind in ("ppo", "value"):
+        """The ratio within its bound; of `ppo`, `value` and `probability`, which are of more than the ratio, itself."""
+        if self.kind in ("ppo", "value", "probability"):
             return ratio
         if self.kind == "mask":
             return torch.where(self.holds(ratio), ratio, 0.0)
